@@ -1,0 +1,22 @@
+//! Types that every other crate shares. No async, no HTTP, no Python.
+//!
+//! * [`id`]: newtypes for requests, worker rows, KV blocks and steps.
+//! * [`params`]: [`SamplingParams`] and its one validation, used by HTTP and by the Python library alike.
+//! * [`request`]: what a caller hands to the engine.
+//! * [`output`]: what the engine hands back, delta by delta.
+//! * [`error`]: the one error enum; a transport maps it, it knows no status codes.
+//! * [`clock`]: time is injected, so that schedulers and mocks are deterministic.
+
+pub mod clock;
+pub mod error;
+pub mod id;
+pub mod output;
+pub mod params;
+pub mod request;
+
+pub use clock::{Clock, ManualClock, SystemClock};
+pub use error::{Error, Result};
+pub use id::{BlockId, RequestId, RowId, StepId, TokenId};
+pub use output::{FinishReason, OutputDelta, PrefillStats, StopReason, Timing, TokenLogprobs};
+pub use params::{ParamLimits, SamplingParams};
+pub use request::Request;

@@ -1,0 +1,105 @@
+//! What the engine hands back.
+
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::{Error, TokenId};
+
+/// What made a request stop with reason `stop`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub enum StopReason {
+    /// One of the model's end-of-sequence tokens.
+    Eos(TokenId),
+    /// One of the request's `stop_token_ids`.
+    Token(TokenId),
+}
+
+/// Why a request ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FinishReason {
+    /// A stop token, or a stop string found by the front end.
+    Stop(StopReason),
+    /// `max_tokens` or the context length was reached.
+    Length,
+    /// The caller went away or asked for it.
+    Abort,
+    /// This request failed, or the engine did.
+    Error(Error),
+}
+
+impl FinishReason {
+    /// The label used in metrics: `stop`, `length`, `abort` or `error`.
+    pub const fn label(&self) -> &'static str {
+        match self {
+            Self::Stop(_) => "stop",
+            Self::Length => "length",
+            Self::Abort => "abort",
+            Self::Error(_) => "error",
+        }
+    }
+}
+
+/// Log-probabilities at one position (natural log, after no processing: those of the raw logits).
+#[derive(Clone, Debug, PartialEq, Default)]
+pub struct TokenLogprobs {
+    /// Log-probability of the token itself.
+    pub logprob: f32,
+    /// Rank of the token, 1 = most likely.
+    pub rank: u32,
+    /// The most likely alternatives, best first, as many as were asked for.
+    pub top: Vec<(TokenId, f32)>,
+}
+
+/// How a prompt was computed. Sent once, with the first delta.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct PrefillStats {
+    /// Prompt tokens taken from the prefix cache (never the last one: it is recomputed for its logits).
+    pub cached_tokens: u32,
+    /// Prompt tokens computed by this engine.
+    pub computed_tokens: u32,
+}
+
+/// When things happened to a request, on the engine's clock. Sent with the last delta.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Timing {
+    /// The engine accepted the request.
+    pub queued: Duration,
+    /// First scheduled (preemption does not reset it).
+    pub scheduled: Duration,
+    /// First token came back.
+    pub first_token: Duration,
+    /// Last token came back.
+    pub last_token: Duration,
+    /// How often the request was preempted.
+    pub preemptions: u32,
+}
+
+/// Everything that became known about a request since the last delta.
+#[derive(Clone, Debug, Default)]
+pub struct OutputDelta {
+    /// New tokens, in order. The end-of-sequence or stop token that ended the request is included.
+    pub tokens: Vec<TokenId>,
+    /// One entry per token of `tokens` if log-probabilities were asked for, else empty.
+    pub logprobs: Vec<TokenLogprobs>,
+    /// Entry `i` is about prompt token `i + 1`; complete in the first delta if asked for, else empty.
+    pub prompt_logprobs: Vec<TokenLogprobs>,
+    /// With the first delta only.
+    pub prefill: Option<PrefillStats>,
+    /// With the last delta only: nothing follows it.
+    pub finish: Option<FinishReason>,
+    /// With the last delta only.
+    pub timing: Option<Timing>,
+}
+
+impl OutputDelta {
+    /// Appends a later delta of the same request.
+    pub fn merge(&mut self, later: Self) {
+        self.tokens.extend(later.tokens);
+        self.logprobs.extend(later.logprobs);
+        self.prompt_logprobs.extend(later.prompt_logprobs);
+        self.prefill = self.prefill.or(later.prefill);
+        self.finish = later.finish.or(self.finish.take());
+        self.timing = later.timing.or(self.timing);
+    }
+}

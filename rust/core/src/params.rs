@@ -1,0 +1,210 @@
+//! Sampling parameters and their one validation.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Error, Result, TokenId};
+
+/// How tokens are chosen and when to stop. Defaults are OpenAI's.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SamplingParams {
+    /// 0 is greedy (and then `top_p`, `top_k`, `min_p` and `seed` have no effect).
+    pub temperature: f32,
+    /// Keep the smallest set of tokens whose probability reaches this; in `(0, 1]`.
+    pub top_p: f32,
+    /// Keep the k most likely tokens; 0 is off.
+    pub top_k: u32,
+    /// Keep tokens at least this fraction as likely as the best; in `[0, 1]`.
+    pub min_p: f32,
+    /// Subtracted from the logits of tokens that occur in the output; in `[-2, 2]`.
+    pub presence_penalty: f32,
+    /// Subtracted per occurrence in the output; in `[-2, 2]`.
+    pub frequency_penalty: f32,
+    /// Divides positive and multiplies negative logits of tokens in prompt or output; greater than 0, 1 is off.
+    pub repetition_penalty: f32,
+    /// Same seed, same text, whatever else is in the batch. `None`: the front end draws one.
+    pub seed: Option<u64>,
+    /// Most tokens to generate. `None`: as many as fit the context.
+    pub max_tokens: Option<u32>,
+    /// No stop token or end-of-sequence token is sampled before this many tokens.
+    pub min_tokens: u32,
+    /// Tokens that end the request, besides the model's end-of-sequence tokens.
+    pub stop_token_ids: Vec<TokenId>,
+    /// Do not stop at the model's end-of-sequence tokens.
+    pub ignore_eos: bool,
+    /// Return log-probabilities with this many alternatives per generated token.
+    pub logprobs: Option<u32>,
+    /// Return log-probabilities with this many alternatives per prompt token.
+    pub prompt_logprobs: Option<u32>,
+    /// Added to the logit of a token; in `[-100, 100]`.
+    pub logit_bias: Vec<(TokenId, f32)>,
+    /// Only these tokens may be generated.
+    pub allowed_token_ids: Option<Vec<TokenId>>,
+}
+
+impl Default for SamplingParams {
+    fn default() -> Self {
+        Self {
+            temperature: 1.0,
+            top_p: 1.0,
+            top_k: 0,
+            min_p: 0.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            repetition_penalty: 1.0,
+            seed: None,
+            max_tokens: None,
+            min_tokens: 0,
+            stop_token_ids: Vec::new(),
+            ignore_eos: false,
+            logprobs: None,
+            prompt_logprobs: None,
+            logit_bias: Vec::new(),
+            allowed_token_ids: None,
+        }
+    }
+}
+
+/// What the model and the server allow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ParamLimits {
+    /// Token ids must be below this.
+    pub vocab_size: u32,
+    /// Prompt and output together.
+    pub max_model_len: u32,
+    /// Most alternatives per token (`--max-logprobs`).
+    pub max_logprobs: u32,
+}
+
+fn in_range(param: &'static str, value: f32, ok: bool, range: &str) -> Result<()> {
+    // A NaN fails every comparison, so `ok` is false for it; infinities are refused by name.
+    if ok && value.is_finite() {
+        Ok(())
+    } else {
+        Err(Error::invalid(param, format!("{param} must be {range}, got {value}")))
+    }
+}
+
+impl SamplingParams {
+    /// True if the most likely token is always taken.
+    pub fn is_greedy(&self) -> bool {
+        self.temperature == 0.0
+    }
+
+    /// True if the worker must know which tokens occurred (any penalty is on).
+    pub fn needs_history(&self) -> bool {
+        self.presence_penalty != 0.0 || self.frequency_penalty != 0.0 || self.repetition_penalty != 1.0
+    }
+
+    /// Checks every value against the model's limits; the error names field, value and limit.
+    pub fn validate(&self, limits: &ParamLimits) -> Result<()> {
+        in_range("temperature", self.temperature, self.temperature >= 0.0, "0 or greater and finite")?;
+        in_range("top_p", self.top_p, self.top_p > 0.0 && self.top_p <= 1.0, "in (0, 1]")?;
+        in_range("min_p", self.min_p, (0.0..=1.0).contains(&self.min_p), "in [0, 1]")?;
+        for (param, value) in
+            [("presence_penalty", self.presence_penalty), ("frequency_penalty", self.frequency_penalty)]
+        {
+            in_range(param, value, (-2.0..=2.0).contains(&value), "in [-2, 2]")?;
+        }
+        let repetition = self.repetition_penalty;
+        in_range("repetition_penalty", repetition, repetition > 0.0, "greater than 0 and finite")?;
+        if self.max_tokens == Some(0) {
+            return Err(Error::invalid("max_tokens", "max_tokens must be at least 1, got 0"));
+        }
+        if let Some(max) = self.max_tokens.filter(|max| self.min_tokens > *max) {
+            let min = self.min_tokens;
+            return Err(Error::invalid(
+                "min_tokens",
+                format!("min_tokens must not exceed max_tokens, got {min} over {max}"),
+            ));
+        }
+        for (param, asked) in [("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)] {
+            if let Some(asked) = asked.filter(|asked| *asked > limits.max_logprobs) {
+                let limit = limits.max_logprobs;
+                return Err(Error::invalid(param, format!("{param} must be at most {limit}, got {asked}")));
+            }
+        }
+        self.validate_tokens(limits)
+    }
+
+    fn validate_tokens(&self, limits: &ParamLimits) -> Result<()> {
+        let vocab = limits.vocab_size;
+        let known = |param: &'static str, id: TokenId| {
+            if id < vocab {
+                Ok(())
+            } else {
+                Err(Error::invalid(param, format!("{param}: token id {id} is not below the vocabulary size {vocab}")))
+            }
+        };
+        for id in &self.stop_token_ids {
+            known("stop_token_ids", *id)?;
+        }
+        for (id, bias) in &self.logit_bias {
+            known("logit_bias", *id)?;
+            in_range("logit_bias", *bias, (-100.0..=100.0).contains(bias), "in [-100, 100]")?;
+        }
+        if let Some(allowed) = &self.allowed_token_ids {
+            if allowed.is_empty() {
+                return Err(Error::invalid("allowed_token_ids", "allowed_token_ids must not be empty"));
+            }
+            for id in allowed {
+                known("allowed_token_ids", *id)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMITS: ParamLimits = ParamLimits { vocab_size: 100, max_model_len: 64, max_logprobs: 20 };
+
+    fn refused(params: &SamplingParams) -> &'static str {
+        match params.validate(&LIMITS) {
+            Err(Error::Invalid { param, .. }) => param,
+            other => panic!("expected a refusal, got {other:?}"),
+        }
+    }
+
+    #[test]
+    fn defaults_are_valid() {
+        assert_eq!(SamplingParams::default().validate(&LIMITS), Ok(()));
+    }
+
+    #[test]
+    fn nan_and_infinity_are_refused_in_every_float_field() {
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let base = SamplingParams::default;
+            assert_eq!(refused(&SamplingParams { temperature: bad, ..base() }), "temperature");
+            assert_eq!(refused(&SamplingParams { top_p: bad, ..base() }), "top_p");
+            assert_eq!(refused(&SamplingParams { min_p: bad, ..base() }), "min_p");
+            assert_eq!(refused(&SamplingParams { presence_penalty: bad, ..base() }), "presence_penalty");
+            assert_eq!(refused(&SamplingParams { frequency_penalty: bad, ..base() }), "frequency_penalty");
+            assert_eq!(refused(&SamplingParams { repetition_penalty: bad, ..base() }), "repetition_penalty");
+            assert_eq!(refused(&SamplingParams { logit_bias: vec![(1, bad)], ..base() }), "logit_bias");
+        }
+    }
+
+    #[test]
+    fn token_ids_are_range_checked_wherever_they_enter() {
+        let base = SamplingParams::default;
+        assert_eq!(refused(&SamplingParams { stop_token_ids: vec![100], ..base() }), "stop_token_ids");
+        assert_eq!(refused(&SamplingParams { logit_bias: vec![(100, 1.0)], ..base() }), "logit_bias");
+        assert_eq!(refused(&SamplingParams { allowed_token_ids: Some(vec![7, 100]), ..base() }), "allowed_token_ids");
+        assert_eq!(refused(&SamplingParams { allowed_token_ids: Some(vec![]), ..base() }), "allowed_token_ids");
+    }
+
+    #[test]
+    fn a_refusal_names_the_value_and_the_limit() {
+        let params = SamplingParams { logprobs: Some(21), ..SamplingParams::default() };
+        let error = params.validate(&LIMITS).expect_err("21 is over the limit of 20");
+        assert_eq!(error.to_string(), "logprobs must be at most 20, got 21");
+    }
+
+    #[test]
+    fn zero_max_tokens_is_refused() {
+        assert_eq!(refused(&SamplingParams { max_tokens: Some(0), ..SamplingParams::default() }), "max_tokens");
+    }
+}

@@ -1,0 +1,20 @@
+//! What a caller hands to the engine.
+
+use std::sync::Arc;
+
+use crate::{SamplingParams, TokenId};
+
+/// A request in tokens: validated, lowered, ready to schedule.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// Prompt ids; never empty, each below the vocabulary size.
+    pub prompt: Arc<[TokenId]>,
+    /// Sampling and stopping, already validated against the model.
+    pub params: SamplingParams,
+    /// Smaller is served first under the priority policy; 0 otherwise.
+    pub priority: i32,
+    /// Mixed into the first block's hash: requests with different salts never share KV blocks.
+    pub cache_salt: Option<Arc<str>>,
+    /// The caller's name for the request, for logs only.
+    pub external_id: Arc<str>,
+}

@@ -1,0 +1,274 @@
+//! The front end's side of an engine: submit, abort, ask how it is.
+//!
+//! A handle is cheap to clone and never blocks on the engine: requests go through a channel, outputs come back
+//! through mailboxes, and everything else is an atomic or a short lock. The first fatal error wins and stays.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+use frizzen_core::{Clock, Error, FinishReason, Request, RequestId, Result};
+use rustc_hash::FxHashMap;
+
+use crate::mailbox::{Mailbox, OutputStream};
+use crate::worker::WorkerInfo;
+
+/// What the loop is told between steps.
+#[derive(Debug)]
+pub(crate) enum Command {
+    /// Schedule this request.
+    Add(RequestId, Arc<Request>),
+    /// Forget this request, whatever its state.
+    Abort(RequestId),
+    /// Forget the hashed prefixes; the answer says whether it happened (no block may be in use).
+    ResetPrefixCache(Sender<bool>),
+    /// Leave the loop after aborting what is left.
+    Shutdown,
+}
+
+/// How the engine is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Health {
+    /// The worker is being built; the text says what it is doing.
+    Loading(String),
+    /// Steps end, or there is nothing to do.
+    Ready,
+    /// Finishing what it has; nothing new is taken.
+    Draining,
+    /// The first fatal error.
+    Failed(Error),
+}
+
+/// A snapshot of the load.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Load {
+    /// Requests in the worker's batch.
+    pub running: u64,
+    /// Requests that wait for a row or for blocks.
+    pub waiting: u64,
+    /// KV blocks in use (cached blocks that nobody refers to are free).
+    pub used_blocks: u64,
+    /// KV blocks in all, the null block not counted.
+    pub total_blocks: u64,
+}
+
+pub(crate) struct Shared {
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) info: OnceLock<WorkerInfo>,
+    pub(crate) max_queue: usize,
+    next_id: AtomicU64,
+    registry: Mutex<FxHashMap<RequestId, Arc<Mailbox>>>,
+    phase: Mutex<Health>,
+    pub(crate) stopping: AtomicBool,
+    /// Start of the step in flight in nanoseconds of the clock plus one; 0 between steps.
+    pub(crate) step_started: AtomicU64,
+    pub(crate) running: AtomicU64,
+    pub(crate) waiting: AtomicU64,
+    pub(crate) used_blocks: AtomicU64,
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("Shared").field("phase", &self.phase).finish_non_exhaustive()
+    }
+}
+
+impl Shared {
+    pub(crate) fn new(clock: Arc<dyn Clock>, max_queue: usize) -> Self {
+        Self {
+            clock,
+            info: OnceLock::new(),
+            max_queue,
+            next_id: AtomicU64::new(1),
+            registry: Mutex::default(),
+            phase: Mutex::new(Health::Loading("starting".to_owned())),
+            stopping: AtomicBool::new(false),
+            step_started: AtomicU64::new(0),
+            running: AtomicU64::new(0),
+            waiting: AtomicU64::new(0),
+            used_blocks: AtomicU64::new(0),
+        }
+    }
+
+    pub(crate) fn registry(&self) -> MutexGuard<'_, FxHashMap<RequestId, Arc<Mailbox>>> {
+        self.registry.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn phase(&self) -> MutexGuard<'_, Health> {
+        self.phase.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Moves to `next` unless the engine has failed: a failure is final.
+    pub(crate) fn set_phase(&self, next: Health) {
+        let mut phase = self.phase();
+        if !matches!(*phase, Health::Failed(_)) {
+            *phase = next;
+        }
+    }
+
+    /// Ends every open stream with `reason`.
+    pub(crate) fn finish_all(&self, reason: &FinishReason) {
+        let open = std::mem::take(&mut *self.registry());
+        for mailbox in open.values() {
+            mailbox.append(|delta| delta.finish = Some(reason.clone()));
+        }
+        for mailbox in open.values() {
+            mailbox.wake();
+        }
+    }
+
+    /// Records the first fatal error and ends every open stream with it.
+    pub(crate) fn fail(&self, error: Error) {
+        let first = {
+            let mut phase = self.phase();
+            if let Health::Failed(first) = &*phase {
+                first.clone()
+            } else {
+                *phase = Health::Failed(error.clone());
+                error
+            }
+        };
+        self.finish_all(&FinishReason::Error(first));
+    }
+}
+
+/// The front end's side of an engine.
+#[derive(Clone, Debug)]
+pub struct EngineHandle {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) commands: Sender<Command>,
+}
+
+impl EngineHandle {
+    /// What the worker is; `None` while it is being built.
+    pub fn info(&self) -> Option<&WorkerInfo> {
+        self.shared.info.get()
+    }
+
+    /// How the engine is. Touches no queue of the engine.
+    pub fn health(&self) -> Health {
+        self.shared.phase().clone()
+    }
+
+    /// Says what the worker's construction is doing, for `/health` while loading.
+    pub fn set_loading(&self, what: &str) {
+        self.shared.set_phase(Health::Loading(what.to_owned()));
+    }
+
+    /// Records a fatal error: every open stream ends with it, and nothing is taken from now on.
+    pub fn fail(&self, error: Error) {
+        self.shared.fail(error);
+    }
+
+    /// How long the step in flight has been running; `None` between steps.
+    pub fn step_age(&self) -> Option<Duration> {
+        let started = self.shared.step_started.load(Ordering::Acquire).checked_sub(1)?;
+        Some(self.shared.clock.now().saturating_sub(Duration::from_nanos(started)))
+    }
+
+    /// A snapshot of the load.
+    pub fn load(&self) -> Load {
+        let total = self.info().map_or(0, |info| u64::from(info.num_blocks.saturating_sub(1)));
+        Load {
+            running: self.shared.running.load(Ordering::Relaxed),
+            waiting: self.shared.waiting.load(Ordering::Relaxed),
+            used_blocks: self.shared.used_blocks.load(Ordering::Relaxed),
+            total_blocks: total,
+        }
+    }
+
+    /// Streams that are open.
+    pub fn open_streams(&self) -> usize {
+        self.shared.registry().len()
+    }
+
+    /// Hands a request to the engine.
+    ///
+    /// # Errors
+    /// `Invalid` if it does not fit the model, `Busy` while loading, draining or when the queue is full, `Engine`
+    /// after a failure.
+    pub fn submit(&self, request: Request) -> Result<OutputStream> {
+        match self.health() {
+            Health::Ready => {}
+            Health::Loading(what) => return Err(Error::Busy { message: format!("loading: {what}") }),
+            Health::Draining => return Err(Error::Busy { message: "the server is shutting down".to_owned() }),
+            Health::Failed(error) => return Err(error),
+        }
+        let info = self.info().ok_or_else(|| Error::Busy { message: "loading".to_owned() })?;
+        check_request(&request, info)?;
+        let id = RequestId(self.shared.next_id.fetch_add(1, Ordering::Relaxed));
+        let mailbox = Arc::new(Mailbox::default());
+        {
+            let mut registry = self.shared.registry();
+            if registry.len() >= self.shared.max_queue {
+                let message = format!("{} requests are open, the limit is {}", registry.len(), self.shared.max_queue);
+                return Err(Error::Busy { message });
+            }
+            registry.insert(id, Arc::clone(&mailbox));
+        }
+        let stream = OutputStream::new(id, mailbox, self.clone());
+        if self.commands.send(Command::Add(id, Arc::new(request))).is_err() {
+            self.shared.registry().remove(&id);
+            return Err(self.dead());
+        }
+        // A failure between the check above and the insertion has already swept the registry.
+        if let Health::Failed(error) = self.health() {
+            return Err(error);
+        }
+        Ok(stream)
+    }
+
+    /// Aborts a request; one that has ended already is ignored.
+    pub fn abort(&self, id: RequestId) {
+        if let Some(mailbox) = self.shared.registry().remove(&id) {
+            mailbox.append(|delta| delta.finish = Some(FinishReason::Abort));
+            mailbox.wake();
+        }
+        // A loop that has ended has freed everything already.
+        let _ = self.commands.send(Command::Abort(id));
+    }
+
+    /// Drops all cached prefixes. Returns false if requests were running, or the loop has ended.
+    pub fn reset_prefix_cache(&self) -> bool {
+        let (answer, done) = std::sync::mpsc::channel();
+        self.commands.send(Command::ResetPrefixCache(answer)).is_ok() && done.recv().unwrap_or(false)
+    }
+
+    /// Takes nothing new from now on; what runs goes on.
+    pub fn drain(&self) {
+        self.shared.set_phase(Health::Draining);
+    }
+
+    /// Ends the loop. What still runs is aborted.
+    pub fn shutdown(&self) {
+        self.shared.stopping.store(true, Ordering::Release);
+        let _ = self.commands.send(Command::Shutdown);
+    }
+
+    fn dead(&self) -> Error {
+        match self.health() {
+            Health::Failed(error) => error,
+            _ => Error::Busy { message: "the server is shutting down".to_owned() },
+        }
+    }
+}
+
+fn check_request(request: &Request, info: &WorkerInfo) -> Result<()> {
+    if request.prompt.is_empty() {
+        return Err(Error::invalid("prompt", "the prompt must have at least one token"));
+    }
+    let length = request.prompt.len();
+    let limit = info.max_model_len as usize;
+    if length >= limit {
+        return Err(Error::invalid(
+            "prompt",
+            format!("the prompt has {length} tokens, and prompt and output together may have {limit}"),
+        ));
+    }
+    if let Some(id) = request.prompt.iter().find(|id| **id >= info.vocab_size) {
+        let size = info.vocab_size;
+        return Err(Error::invalid("prompt", format!("token id {id} is not below the vocabulary size {size}")));
+    }
+    Ok(())
+}

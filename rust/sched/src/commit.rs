@@ -1,0 +1,199 @@
+//! Outputs of a step: which tokens count, who has finished, what the caller is told.
+
+use std::ops::Range;
+use std::time::Duration;
+
+use frizzen_core::{
+    Error, FinishReason, PrefillStats, RequestId, StopReason, Timing, TokenId, TokenLogprobs,
+};
+
+use crate::plan::{PlannedRow, PositionLogprobs, StepOutput, StepPlan};
+use crate::scheduler::Scheduler;
+use crate::state::State;
+
+/// What one step meant for one request. Rows that became stale since the step was planned have none.
+#[derive(Clone, Debug)]
+pub struct RowEvent {
+    /// The request.
+    pub request: RequestId,
+    /// Its new tokens: a range of [`StepOutput::tokens`] and, if it asked, of [`StepOutput::logprobs`].
+    pub tokens: Range<usize>,
+    /// True if the request asked for log-probabilities.
+    pub wants_logprobs: bool,
+    /// Newly scored prompt positions: a range of [`StepOutput::prompt_logprobs`].
+    pub prompt_scores: Range<usize>,
+    /// With the first token: how the prompt was computed.
+    pub prefill: Option<PrefillStats>,
+    /// Time since the request's previous token; `None` for the first one.
+    pub gap: Option<Duration>,
+    /// The end, if this is it.
+    pub finish: Option<Finish>,
+}
+
+/// The end of a request, with what metrics want to know.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Finish {
+    /// Why.
+    pub reason: FinishReason,
+    /// When what happened.
+    pub timing: Timing,
+    /// Length of the prompt.
+    pub prompt_tokens: u32,
+    /// Tokens generated.
+    pub generation_tokens: u32,
+    /// The request's `max_tokens`.
+    pub max_tokens: Option<u32>,
+    /// Prompt tokens taken from the prefix cache.
+    pub cached_tokens: u32,
+}
+
+impl StepOutput {
+    /// The log-probabilities at one position, with their alternatives.
+    pub fn logprobs_of(&self, at: &PositionLogprobs) -> TokenLogprobs {
+        let top = &self.top[at.top_start as usize..(at.top_start + at.top_len) as usize];
+        TokenLogprobs { logprob: at.logprob, rank: at.rank, top: top.to_vec() }
+    }
+}
+
+impl State {
+    /// The reason to stop after `token`, the last of `self.tokens`.
+    fn stop_after(&self, token: TokenId) -> Option<FinishReason> {
+        if self.num_outputs() >= self.request.params.min_tokens
+            && let Some(at) = self.stops.iter().position(|stop| *stop == token)
+        {
+            let reason = if at < self.num_eos { StopReason::Eos(token) } else { StopReason::Token(token) };
+            return Some(FinishReason::Stop(reason));
+        }
+        (self.tokens.len() as u32 >= self.max_total).then_some(FinishReason::Length)
+    }
+
+    fn finish(&self, reason: FinishReason) -> Finish {
+        let timing = &self.timing;
+        let scheduled = timing.scheduled.unwrap_or(timing.queued);
+        let first_token = timing.first_token.unwrap_or(scheduled);
+        Finish {
+            reason,
+            timing: Timing {
+                queued: timing.queued,
+                scheduled,
+                first_token,
+                last_token: timing.last_token.unwrap_or(first_token),
+                preemptions: timing.preemptions,
+            },
+            prompt_tokens: self.prompt_len(),
+            generation_tokens: self.num_outputs(),
+            max_tokens: self.request.params.max_tokens,
+            cached_tokens: self.cached.unwrap_or(0),
+        }
+    }
+}
+
+impl Scheduler {
+    /// Takes over the results of a step: appends tokens up to the first stop, undoes rejected drafts, ends requests.
+    ///
+    /// Fills `events` (emptied first) with one entry per row that still means something.
+    pub fn commit(&mut self, plan: &StepPlan, output: &StepOutput, now: Duration, events: &mut Vec<RowEvent>) {
+        events.clear();
+        let mut next_token = 0;
+        let mut next_prompt = 0;
+        for (at, row) in plan.rows.iter().enumerate() {
+            let sampled = output.num_sampled[at] as usize;
+            let tokens = next_token..next_token + sampled;
+            next_token = tokens.end;
+            let scores = plan.prompt_positions[next_prompt..].iter().take_while(|p| p.row as usize == at).count();
+            let scores = next_prompt..next_prompt + scores;
+            next_prompt = scores.end;
+            // The request has ended, or was preempted and computes this again: the output is stale.
+            let Some(slot) = self.index.get(&row.request).copied() else { continue };
+            if self.state(slot).epoch != row.epoch {
+                continue;
+            }
+            self.commit_row(slot, row, output, tokens, scores, now, events);
+        }
+    }
+
+    /// Why and how a live request ends now, for requests that the front end gave up. `None` if it has ended.
+    pub fn finish_of(&self, id: RequestId, reason: FinishReason) -> Option<Finish> {
+        self.index.get(&id).map(|slot| self.state(*slot).finish(reason))
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "one call site; the arguments are the row's slices of the step")]
+    fn commit_row(
+        &mut self,
+        slot: usize,
+        row: &PlannedRow,
+        output: &StepOutput,
+        tokens: Range<usize>,
+        prompt_scores: Range<usize>,
+        now: Duration,
+        events: &mut Vec<RowEvent>,
+    ) {
+        let state = self.state_mut(slot);
+        state.prompt_scored += prompt_scores.len() as u32;
+        if row.samples {
+            state.placeholders -= 1;
+            state.drafts_in_flight -= row.num_drafts;
+            let accepted = (tokens.len() as u32).saturating_sub(1);
+            state.computed -= row.num_drafts - accepted.min(row.num_drafts);
+            state.drafts.clear();
+        }
+        let failure = output.failed.iter().find(|(failed, _)| *failed == row.row);
+        let (kept, mut reason) = match failure {
+            Some((_, message)) => (0, Some(FinishReason::Error(Error::Request { message: message.clone() }))),
+            None => append_tokens(state, &output.tokens[tokens.clone()]),
+        };
+        let mut prefill = None;
+        let mut gap = None;
+        if kept > 0 {
+            gap = state.timing.last_token.map(|last| now.saturating_sub(last));
+            if state.timing.first_token.is_none() {
+                state.timing.first_token = Some(now);
+                let cached_tokens = state.cached.unwrap_or(0).min(state.prompt_len());
+                prefill = Some(PrefillStats { cached_tokens, computed_tokens: state.prompt_len() - cached_tokens });
+            }
+            state.timing.last_token = Some(now);
+        }
+        if kept == 0 && prompt_scores.is_empty() && reason.is_none() {
+            return;
+        }
+        events.push(RowEvent {
+            request: row.request,
+            tokens: tokens.start..tokens.start + kept,
+            wants_logprobs: state.request.params.logprobs.is_some(),
+            prompt_scores,
+            prefill,
+            gap,
+            finish: reason.take().map(|reason| state.finish(reason)),
+        });
+        if failure.is_some() {
+            self.distrust(slot);
+        }
+        if events.last().is_some_and(|event| event.finish.is_some()) {
+            self.publish_full_blocks(slot);
+            self.remove(slot);
+        }
+    }
+
+    /// A row whose logits are not finite may have left KV that is not finite: nobody may find it.
+    fn distrust(&mut self, slot: usize) {
+        let state = self.states[slot].as_mut().expect("the caller looked it up");
+        for block in &state.blocks {
+            self.pool.forget(*block);
+        }
+        // Nothing is published any more by the removal that follows.
+        state.published = state.blocks.len();
+    }
+}
+
+/// Appends tokens up to and including the one that ends the request. Returns how many, and the reason.
+fn append_tokens(state: &mut State, tokens: &[TokenId]) -> (usize, Option<FinishReason>) {
+    for (at, token) in tokens.iter().enumerate() {
+        state.tokens.push(*token);
+        if let Some(reason) = state.stop_after(*token) {
+            // KV past the end may belong to drafts that no longer count.
+            state.computed = state.computed.min(state.tokens.len() as u32);
+            return (at + 1, Some(reason));
+        }
+    }
+    (tokens.len(), None)
+}

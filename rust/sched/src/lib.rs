@@ -1,0 +1,25 @@
+//! The scheduler. Synchronous and deterministic: same inputs, same plan; no threads, no Python, no wall time.
+//!
+//! * [`plan`]: the step as data, and its results.
+//! * [`scheduler`]: requests and their queues; [`Scheduler::plan`] moves each request's computed tokens
+//!   towards its known ones under a token budget; [`commit`] takes results over.
+//! * [`pool`]: KV blocks and the prefix cache.
+//! * [`draw`]: random draws as a function of (seed, position).
+//! * [`sim`]: a stand-in for a model, whose text is wrong as soon as a block or a token is.
+
+pub mod commit;
+pub mod config;
+pub mod draw;
+pub mod plan;
+mod planner;
+pub mod pool;
+pub mod scheduler;
+pub mod sim;
+mod state;
+
+pub use commit::{Finish, RowEvent};
+pub use config::{AdmissionLimits, Policy, SchedulerConfig};
+pub use plan::{
+    Admission, BlockDelta, LAST_SAMPLED, PlannedRow, PositionLogprobs, PromptPosition, StepOutput, StepPlan,
+};
+pub use scheduler::{Scheduler, SchedulerCounters};

@@ -1,0 +1,184 @@
+//! The step: what the scheduler asks of a worker, and what comes back.
+//!
+//! Both are structures of arrays that are reused from step to step, so that a steady decode allocates nothing.
+//! `T` is the number of tokens of the step, `B` the number of its rows, `S` the number of sampled positions.
+
+use std::sync::Arc;
+
+use frizzen_core::{BlockId, Request, RequestId, RowId, StepId, TokenId};
+
+/// Stands in `input_ids` for a token that only the worker knows yet: the one it sampled last for that row.
+pub const LAST_SAMPLED: i32 = -1;
+
+/// One request's share of a step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PlannedRow {
+    /// The request that this row belongs to.
+    pub request: RequestId,
+    /// Its slot in the worker's persistent batch.
+    pub row: RowId,
+    /// Grows whenever the request loses its row; an output of an older epoch is dropped.
+    pub epoch: u32,
+    /// Tokens of the request whose KV exists before this step.
+    pub start: u32,
+    /// Tokens of this step, drafts included; at least 1.
+    pub num_tokens: u32,
+    /// How many of them, at the end, are drafts to be verified.
+    pub num_drafts: u32,
+    /// False for a prefill chunk that does not reach the last known token: nothing is sampled.
+    pub samples: bool,
+}
+
+/// A request that takes a row in this step, for the first time or after a preemption.
+#[derive(Clone, Debug)]
+pub struct Admission {
+    /// The row it takes.
+    pub row: RowId,
+    /// Its prompt and sampling parameters.
+    pub request: Arc<Request>,
+    /// Seed of its random draws.
+    pub seed: u64,
+    /// Tokens that no sampling may return before `min_tokens`: the model's end-of-sequence ids and the request's stop ids.
+    pub suppressed: Arc<[TokenId]>,
+    /// Tokens generated before a preemption; empty on a first admission.
+    pub outputs: Vec<TokenId>,
+}
+
+impl Admission {
+    /// Tokens of history that the worker needs: all of them if a penalty is on, else none.
+    pub fn num_history(&self) -> usize {
+        if self.request.params.needs_history() { self.request.prompt.len() + self.outputs.len() } else { 0 }
+    }
+
+    /// Token rules that the worker needs.
+    pub fn num_rules(&self) -> usize {
+        let params = &self.request.params;
+        let suppressed = if params.min_tokens > 0 { self.suppressed.len() } else { 0 };
+        params.logit_bias.len() + params.allowed_token_ids.as_ref().map_or(0, Vec::len) + suppressed
+    }
+}
+
+/// One new entry of the worker's block table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockDelta {
+    /// Row of the table.
+    pub row: RowId,
+    /// Column: the block's ordinal within the request.
+    pub column: u32,
+    /// The block that stands there from now on.
+    pub block: BlockId,
+}
+
+/// A prompt position whose log-probabilities were asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PromptPosition {
+    /// Index into the step's tokens of the position whose logits judge the target.
+    pub token: u32,
+    /// Index into the step's rows.
+    pub row: u32,
+    /// The prompt token that follows.
+    pub target: TokenId,
+}
+
+/// One step, in the order in which the worker lays it out: rows of one token first, then the longer ones.
+#[derive(Clone, Debug, Default)]
+pub struct StepPlan {
+    /// Number of the step.
+    pub step: StepId,
+    /// `[B]` the rows.
+    pub rows: Vec<PlannedRow>,
+    /// How many of them, at the front, have exactly one token.
+    pub num_single: usize,
+    /// `[T]` token ids, or [`LAST_SAMPLED`].
+    pub input_ids: Vec<i32>,
+    /// `[T]` positions within the request.
+    pub positions: Vec<i32>,
+    /// `[T]` where the KV of each token goes: block times block size plus offset.
+    pub slots: Vec<i64>,
+    /// `[S]` index into the tokens of each position whose logits are sampled; rows in order, `num_drafts + 1` each.
+    pub sample_tokens: Vec<i32>,
+    /// `[S]` index into the rows.
+    pub sample_rows: Vec<i32>,
+    /// `[S]` a uniform draw in `[0, 1)` from (seed, position): the worker needs no random generator.
+    pub uniforms: Vec<f64>,
+    /// Prompt positions to score.
+    pub prompt_positions: Vec<PromptPosition>,
+    /// Requests that take a row in this step.
+    pub admissions: Vec<Admission>,
+    /// Changes of the block table, to be applied before the step.
+    pub blocks: Vec<BlockDelta>,
+}
+
+impl StepPlan {
+    /// Tokens of the step.
+    pub fn num_tokens(&self) -> usize {
+        self.input_ids.len()
+    }
+
+    /// Drafts of the step.
+    pub fn num_drafts(&self) -> usize {
+        self.rows.iter().map(|row| row.num_drafts as usize).sum()
+    }
+
+    /// Longest context of the step, its own tokens included.
+    pub fn max_context(&self) -> usize {
+        self.rows.iter().map(|row| (row.start + row.num_tokens) as usize).max().unwrap_or(0)
+    }
+
+    /// Empties every array and keeps the memory.
+    pub fn clear(&mut self) {
+        self.rows.clear();
+        self.num_single = 0;
+        self.input_ids.clear();
+        self.positions.clear();
+        self.slots.clear();
+        self.sample_tokens.clear();
+        self.sample_rows.clear();
+        self.uniforms.clear();
+        self.prompt_positions.clear();
+        self.admissions.clear();
+        self.blocks.clear();
+    }
+}
+
+/// Log-probabilities of one position as the worker reports them; `top` is a range of [`StepOutput::top`].
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct PositionLogprobs {
+    /// Log-probability of the token at hand.
+    pub logprob: f32,
+    /// Its rank, 1 = most likely.
+    pub rank: u32,
+    /// First alternative in [`StepOutput::top`].
+    pub top_start: u32,
+    /// Number of alternatives.
+    pub top_len: u32,
+}
+
+/// What a worker returns for a step. Rows are those of the plan, in the same order.
+#[derive(Clone, Debug, Default)]
+pub struct StepOutput {
+    /// `[B]` tokens of each row in [`Self::tokens`]: 0 where nothing was sampled, else accepted drafts + 1.
+    pub num_sampled: Vec<u32>,
+    /// The sampled tokens, row after row.
+    pub tokens: Vec<TokenId>,
+    /// Parallel to `tokens`; rows that did not ask hold defaults. Empty if no row asked.
+    pub logprobs: Vec<PositionLogprobs>,
+    /// Parallel to the plan's `prompt_positions`.
+    pub prompt_logprobs: Vec<PositionLogprobs>,
+    /// The alternatives that `logprobs` and `prompt_logprobs` point into.
+    pub top: Vec<(TokenId, f32)>,
+    /// Rows that failed on their own (say, logits that are not finite), with the reason.
+    pub failed: Vec<(RowId, String)>,
+}
+
+impl StepOutput {
+    /// Empties every array and keeps the memory.
+    pub fn clear(&mut self) {
+        self.num_sampled.clear();
+        self.tokens.clear();
+        self.logprobs.clear();
+        self.prompt_logprobs.clear();
+        self.top.clear();
+        self.failed.clear();
+    }
+}

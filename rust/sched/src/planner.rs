@@ -1,0 +1,299 @@
+//! One step: who computes how many tokens, in which blocks.
+
+use std::time::Duration;
+
+use frizzen_core::{BlockId, StepId};
+
+use crate::draw::{as_input, uniform};
+use crate::plan::{Admission, BlockDelta, LAST_SAMPLED, PlannedRow, PromptPosition, StepPlan};
+use crate::pool::hash_block;
+use crate::scheduler::Scheduler;
+
+/// A running request's share of the step that is being planned.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Selected {
+    slot: usize,
+    num_tokens: u32,
+}
+
+impl Scheduler {
+    /// Plans the next step into `plan`. Returns false, with an empty plan, if there is nothing to compute.
+    ///
+    /// May be called while earlier steps are in flight: tokens that those will return are [`LAST_SAMPLED`].
+    pub fn plan(&mut self, plan: &mut StepPlan, now: Duration) -> bool {
+        plan.clear();
+        self.selected.clear();
+        let mut budget = self.config.max_num_batched_tokens;
+        let preemptions = self.counters.preemptions;
+        self.select_running(plan, &mut budget);
+        // Blocks were short a moment ago: admitting somebody now would take them from those who were preempted.
+        if self.counters.preemptions == preemptions {
+            self.admit_waiting(plan, &mut budget, now);
+        }
+        if self.selected.is_empty() {
+            return false;
+        }
+        self.step = StepId(self.step.0 + 1);
+        plan.step = self.step;
+        // Rows of one token first: the layout that decode kernels want.
+        let selected = std::mem::take(&mut self.selected);
+        for single in [true, false] {
+            for share in selected.iter().filter(|share| (share.num_tokens == 1) == single) {
+                self.write_row(plan, *share);
+            }
+            if single {
+                plan.num_single = plan.rows.len();
+            }
+        }
+        self.selected = selected;
+        true
+    }
+
+    /// What a request may compute within the budget.
+    fn share_of(&self, slot: usize, budget: u32) -> u32 {
+        let state = self.state(slot);
+        let mut n = state.wanted().min(budget);
+        let threshold = self.config.long_prefill_threshold;
+        // A lone prompt has nobody to make room for.
+        if threshold > 0 && !state.is_decoding() && self.index.len() > 1 {
+            n = n.min(threshold);
+        }
+        n
+    }
+
+    fn select_running(&mut self, plan: &mut StepPlan, budget: &mut u32) {
+        let mut at = 0;
+        while at < self.running.len() && *budget > 0 {
+            let slot = self.running[at];
+            let num_tokens = self.share_of(slot, *budget);
+            if num_tokens == 0 {
+                at += 1;
+                continue;
+            }
+            let preemptions = self.counters.preemptions;
+            if self.make_room(slot, num_tokens, budget) {
+                self.extend_blocks(plan, slot, num_tokens);
+                self.take_share(slot, num_tokens, budget);
+            }
+            at += 1;
+            if self.counters.preemptions > preemptions {
+                // Requests before this one, or itself, may have left the list.
+                at = self.running.iter().position(|other| *other == slot).map_or(self.running.len(), |at| at + 1);
+            }
+        }
+    }
+
+    /// Preempts until the request's next tokens have blocks. False if the request itself had to go.
+    fn make_room(&mut self, slot: usize, num_tokens: u32, budget: &mut u32) -> bool {
+        while self.missing_blocks(slot, num_tokens) > self.pool.free() {
+            let victim = *self
+                .running
+                .iter()
+                .max_by_key(|slot| self.order(self.state(**slot)))
+                .expect("the request itself is running");
+            if let Some(at) = self.selected.iter().position(|share| share.slot == victim) {
+                *budget += self.selected.swap_remove(at).num_tokens;
+            }
+            self.preempt(victim);
+            if victim == slot {
+                return false;
+            }
+        }
+        true
+    }
+
+    fn missing_blocks(&self, slot: usize, num_tokens: u32) -> usize {
+        let state = self.state(slot);
+        let needed = (state.computed + num_tokens).div_ceil(self.config.block_size) as usize;
+        needed.saturating_sub(state.blocks.len())
+    }
+
+    /// Allocates the blocks that [`Self::missing_blocks`] counted.
+    fn extend_blocks(&mut self, plan: &mut StepPlan, slot: usize, num_tokens: u32) {
+        for _ in 0..self.missing_blocks(slot, num_tokens) {
+            let block = self.pool.allocate().expect("the caller made room");
+            self.append_block(plan, slot, block);
+        }
+    }
+
+    fn append_block(&mut self, plan: &mut StepPlan, slot: usize, block: BlockId) {
+        let state = self.state_mut(slot);
+        let row = state.row.expect("only requests with a row get blocks");
+        plan.blocks.push(BlockDelta { row, column: state.blocks.len() as u32, block });
+        state.blocks.push(block);
+    }
+
+    /// Counts the tokens as computed (so that the next step can be planned at once) and names the filled blocks.
+    fn take_share(&mut self, slot: usize, num_tokens: u32, budget: &mut u32) {
+        *budget -= num_tokens;
+        self.state_mut(slot).computed += num_tokens;
+        self.selected.push(Selected { slot, num_tokens });
+        self.publish_full_blocks(slot);
+    }
+
+    /// Tells the pool what the request's full blocks hold, so that others find them.
+    ///
+    /// Legal before the step has run: whoever finds them is planned into this step or a later one, and within a step
+    /// every layer writes its KV before any row reads it. Unverified drafts are beyond `tokens` and never named.
+    pub(crate) fn publish_full_blocks(&mut self, slot: usize) {
+        if !self.config.prefix_caching {
+            return;
+        }
+        let state = self.state(slot);
+        let full = (state.computed.min(state.tokens.len() as u32) / self.config.block_size) as usize;
+        if full > state.published {
+            self.hash_blocks(slot, full);
+            let state = self.states[slot].as_mut().expect("checked above");
+            for at in state.published..full {
+                self.pool.publish(state.blocks[at], state.hashes[at]);
+            }
+            state.published = full;
+        }
+    }
+
+    /// Extends the request's chain of hashes to `count` blocks.
+    fn hash_blocks(&mut self, slot: usize, count: usize) {
+        let (size, seed) = (self.config.block_size as usize, self.config.hash_seed);
+        let state = self.state_mut(slot);
+        for at in state.hashes.len()..count {
+            let salt = state.request.cache_salt.as_deref();
+            let tokens = &state.tokens[at * size..(at + 1) * size];
+            let hash = hash_block(seed, state.hashes.last().copied(), salt, tokens);
+            state.hashes.push(hash);
+        }
+    }
+
+    fn admit_waiting(&mut self, plan: &mut StepPlan, budget: &mut u32, now: Duration) {
+        let limits = self.config.admissions;
+        let (mut history, mut rules) = (limits.history, limits.rules);
+        while *budget > 0 {
+            let Some(slot) = self.waiting.values().next().copied() else { break };
+            let Some(row) = self.rows.last().copied() else { break };
+            let hits = self.find_prefix(slot);
+            let cached = hits as u32 * self.config.block_size;
+            self.state_mut(slot).computed = cached;
+            let num_tokens = self.share_of(slot, *budget);
+            let needed = self.missing_blocks(slot, num_tokens);
+            // A hit on a block that nobody holds takes it off the free list too.
+            let revived = self.hit_blocks(slot, hits).filter(|block| self.pool.is_free(*block)).count();
+            let admission = self.admission(slot, row);
+            let deltas = plan.blocks.len() + needed;
+            let fits = needed - hits + revived <= self.pool.free()
+                && deltas <= limits.block_deltas as usize
+                && admission.num_history() <= history as usize
+                && admission.num_rules() <= rules as usize;
+            if !fits {
+                self.state_mut(slot).computed = 0;
+                break;
+            }
+            history -= admission.num_history() as u32;
+            rules -= admission.num_rules() as u32;
+            plan.admissions.push(admission);
+            self.enter(slot, now, cached);
+            for at in 0..hits {
+                let block = self.pool.find(self.state(slot).hashes[at]).expect("found a moment ago, and nothing was allocated since");
+                self.pool.acquire(block);
+                self.append_block(plan, slot, block);
+            }
+            self.state_mut(slot).published = hits;
+            self.extend_blocks(plan, slot, num_tokens);
+            self.take_share(slot, num_tokens, budget);
+        }
+    }
+
+    /// Moves a request from waiting to running.
+    fn enter(&mut self, slot: usize, now: Duration, cached: u32) {
+        self.waiting.pop_first();
+        let blocks_per_request = self.config.blocks_per_request() as usize;
+        let row = self.rows.pop().expect("checked by the caller");
+        let state = self.state_mut(slot);
+        let queried = state.tokens.len() as u64;
+        state.row = Some(row);
+        state.timing.scheduled.get_or_insert(now);
+        state.cached.get_or_insert(cached);
+        // Growing later would allocate in the middle of a steady decode.
+        state.tokens.reserve((state.max_total as usize).saturating_sub(state.tokens.len()));
+        state.blocks.reserve(blocks_per_request);
+        state.hashes.reserve(blocks_per_request.saturating_sub(state.hashes.len()));
+        self.running.push(slot);
+        if self.config.prefix_caching {
+            self.counters.prefix_queries += queried;
+            self.counters.prefix_hits += u64::from(cached);
+        }
+    }
+
+    fn admission(&self, slot: usize, row: frizzen_core::RowId) -> Admission {
+        let state = self.state(slot);
+        let outputs = state.tokens[state.request.prompt.len()..].to_vec();
+        Admission {
+            row,
+            request: std::sync::Arc::clone(&state.request),
+            seed: state.seed,
+            suppressed: std::sync::Arc::clone(&state.stops),
+            outputs,
+        }
+    }
+
+    /// Leading blocks of a waiting request that the pool still holds. At least one token is left to compute.
+    fn find_prefix(&mut self, slot: usize) -> usize {
+        let state = self.state(slot);
+        // Scores of prompt tokens need their logits, so nothing of that prompt may be skipped.
+        let unscored = state.request.params.prompt_logprobs.is_some() && state.prompt_scored + 1 < state.prompt_len();
+        if !self.config.prefix_caching || unscored {
+            return 0;
+        }
+        let most = (state.tokens.len() - 1) / self.config.block_size as usize;
+        self.hash_blocks(slot, most);
+        self.hit_blocks(slot, most).count()
+    }
+
+    fn hit_blocks(&self, slot: usize, most: usize) -> impl Iterator<Item = BlockId> {
+        self.state(slot).hashes[..most].iter().map_while(|hash| self.pool.find(*hash))
+    }
+
+    fn write_row(&mut self, plan: &mut StepPlan, share: Selected) {
+        let block_size = self.config.block_size;
+        let state = self.states[share.slot].as_mut().expect("a selected request is running");
+        let start = state.computed - share.num_tokens;
+        let known = state.known();
+        let num_drafts = state.computed.saturating_sub(known);
+        let samples = state.computed >= known;
+        let first_token = plan.input_ids.len() as u32;
+        let row_index = plan.rows.len() as u32;
+        for position in start..state.computed {
+            let token = match position.checked_sub(state.tokens.len() as u32) {
+                None => as_input(state.tokens[position as usize]),
+                Some(_) if state.placeholders > 0 => LAST_SAMPLED,
+                Some(draft) => as_input(state.drafts[draft as usize]),
+            };
+            let block = state.blocks[(position / block_size) as usize];
+            plan.input_ids.push(token);
+            plan.positions.push(position as i32);
+            plan.slots.push(i64::from(block.0) * i64::from(block_size) + i64::from(position % block_size));
+        }
+        if samples {
+            for position in (state.computed - num_drafts - 1)..state.computed {
+                plan.sample_tokens.push((first_token + position - start) as i32);
+                plan.sample_rows.push(row_index as i32);
+                plan.uniforms.push(uniform(state.seed, position + 1));
+            }
+            state.placeholders += 1;
+            state.drafts_in_flight += num_drafts;
+        }
+        if state.request.params.prompt_logprobs.is_some() {
+            for position in start.max(state.prompt_scored)..state.computed.min(state.prompt_len() - 1) {
+                let target = state.tokens[position as usize + 1];
+                plan.prompt_positions.push(PromptPosition { token: first_token + position - start, row: row_index, target });
+            }
+        }
+        plan.rows.push(PlannedRow {
+            request: state.id,
+            row: state.row.expect("a selected request has a row"),
+            epoch: state.epoch,
+            start,
+            num_tokens: share.num_tokens,
+            num_drafts,
+            samples,
+        });
+    }
+}

@@ -1,0 +1,168 @@
+//! A stand-in for a model that computes on hashes instead of vectors.
+//!
+//! The "KV" of a position is a hash of all tokens up to it, chained through the very slots that the plan names. So a
+//! wrong block, a shared block that should not be, a token computed twice or a stale write changes the text, and the
+//! text that a correct schedule must give is known without a schedule: [`ChainModel::text`].
+
+use std::sync::Arc;
+
+use frizzen_core::{Request, TokenId};
+
+use crate::plan::{LAST_SAMPLED, PlannedRow, PositionLogprobs, StepOutput, StepPlan};
+
+/// What a token choice may depend on.
+#[derive(Clone, Copy, Debug)]
+pub struct Choice<'a> {
+    /// The request, as it was admitted to the row.
+    pub request: &'a Request,
+    /// Ordinal of the token among the request's outputs, from 0.
+    pub ordinal: u32,
+    /// Hash of all tokens before it.
+    pub chain: u64,
+    /// The uniform draw; 0 for greedy requests.
+    pub uniform: f64,
+}
+
+/// A persistent batch over hashed "KV".
+#[derive(Clone, Debug)]
+pub struct ChainModel {
+    block_size: usize,
+    vocab_size: u32,
+    kv: Vec<u64>,
+    rows: Vec<Row>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Row {
+    request: Option<Arc<Request>>,
+    table: Vec<u32>,
+    last: TokenId,
+}
+
+const fn link(chain: u64, token: TokenId) -> u64 {
+    let z = (chain ^ (token as u64 + 1)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    z ^ (z >> 29)
+}
+
+impl ChainModel {
+    /// A model for a pool of this shape.
+    pub fn new(num_blocks: u32, block_size: u32, max_num_seqs: u32, vocab_size: u32) -> Self {
+        Self {
+            block_size: block_size as usize,
+            vocab_size,
+            kv: vec![0; num_blocks as usize * block_size as usize],
+            rows: vec![Row::default(); max_num_seqs as usize],
+        }
+    }
+
+    /// The token that follows, if nothing scripts it.
+    pub fn token_after(&self, choice: &Choice<'_>) -> TokenId {
+        let draw = choice.uniform.to_bits();
+        let z = (choice.chain ^ draw).wrapping_mul(0xd134_2543_de82_ef95);
+        ((z >> 33) % u64::from(self.vocab_size)) as TokenId
+    }
+
+    /// The greedy text after `prompt`: what any schedule must produce.
+    pub fn text(&self, request: &Request, len: usize) -> Vec<TokenId> {
+        let mut chain = request.prompt.iter().fold(0, |chain, token| link(chain, *token));
+        let mut text = Vec::with_capacity(len);
+        for ordinal in 0..len as u32 {
+            let token = self.token_after(&Choice { request, ordinal, chain, uniform: 0.0 });
+            text.push(token);
+            chain = link(chain, token);
+        }
+        text
+    }
+
+    /// Runs a step. `choose` picks each sampled token.
+    pub fn run(
+        &mut self,
+        plan: &StepPlan,
+        output: &mut StepOutput,
+        mut choose: impl FnMut(&Self, &Choice<'_>) -> TokenId,
+    ) {
+        output.clear();
+        for admission in &plan.admissions {
+            let row = &mut self.rows[admission.row.index()];
+            row.request = Some(Arc::clone(&admission.request));
+        }
+        for delta in &plan.blocks {
+            let table = &mut self.rows[delta.row.index()].table;
+            table.resize(table.len().max(delta.column as usize + 1), 0);
+            table[delta.column as usize] = delta.block.0;
+        }
+        let mut first = 0;
+        let mut sample = 0;
+        for row in &plan.rows {
+            let chains = self.write_kv(plan, row, first);
+            let count = if row.samples { row.num_drafts as usize + 1 } else { 0 };
+            let before = output.tokens.len();
+            for at in 0..count {
+                let offset = plan.sample_tokens[sample + at] as usize - first;
+                let state = &self.rows[row.row.index()];
+                let request = state.request.as_deref().expect("a scheduled row was admitted");
+                let greedy = request.params.is_greedy();
+                let position = plan.positions[first + offset] as u32;
+                let choice = Choice {
+                    request,
+                    ordinal: position + 1 - request.prompt.len() as u32,
+                    chain: chains[offset],
+                    uniform: if greedy { 0.0 } else { plan.uniforms[sample + at] },
+                };
+                let token = choose(self, &choice);
+                self.report(output, row, token);
+                self.rows[row.row.index()].last = token;
+                // The next sampled position holds a draft; it counts only if it is what would have been sampled.
+                let draft = plan.input_ids.get(first + offset + 1).copied();
+                if at + 1 < count && draft != Some(token as i32) {
+                    break;
+                }
+            }
+            output.num_sampled.push((output.tokens.len() - before) as u32);
+            sample += count;
+            first += row.num_tokens as usize;
+        }
+        for position in &plan.prompt_positions {
+            let request = self.rows[plan.rows[position.row as usize].row.index()].request.as_deref();
+            let asked = request.and_then(|request| request.params.prompt_logprobs).unwrap_or(0);
+            let scored = Self::score(self.vocab_size, output, position.target, asked);
+            output.prompt_logprobs.push(scored);
+        }
+    }
+
+    /// Chains the row's tokens through its slots; returns the chain after each of them.
+    fn write_kv(&mut self, plan: &StepPlan, row: &PlannedRow, first: usize) -> Vec<u64> {
+        let state = &self.rows[row.row.index()];
+        let slot_of = |position: usize| {
+            state.table[position / self.block_size] as usize * self.block_size + position % self.block_size
+        };
+        let mut chain = if row.start == 0 { 0 } else { self.kv[slot_of(row.start as usize - 1)] };
+        let mut chains = Vec::with_capacity(row.num_tokens as usize);
+        for at in first..first + row.num_tokens as usize {
+            let token = if plan.input_ids[at] == LAST_SAMPLED { state.last } else { plan.input_ids[at] as TokenId };
+            chain = link(chain, token);
+            assert_eq!(plan.slots[at] as usize, slot_of(plan.positions[at] as usize), "slot and block table disagree");
+            chains.push(chain);
+        }
+        for (chain, slot) in chains.iter().zip(&plan.slots[first..]) {
+            self.kv[*slot as usize] = *chain;
+        }
+        chains
+    }
+
+    fn report(&self, output: &mut StepOutput, row: &PlannedRow, token: TokenId) {
+        output.tokens.push(token);
+        let request = self.rows[row.row.index()].request.as_deref();
+        if let Some(asked) = request.and_then(|request| request.params.logprobs) {
+            let scored = Self::score(self.vocab_size, output, token, asked);
+            output.logprobs.resize(output.tokens.len() - 1, PositionLogprobs::default());
+            output.logprobs.push(scored);
+        }
+    }
+
+    fn score(vocab_size: u32, output: &mut StepOutput, token: TokenId, asked: u32) -> PositionLogprobs {
+        let top_start = output.top.len() as u32;
+        output.top.extend((0..asked).map(|i| ((token + i) % vocab_size, -0.5 - i as f32)));
+        PositionLogprobs { logprob: -0.5, rank: 1, top_start, top_len: asked }
+    }
+}

@@ -1,0 +1,380 @@
+//! Whatever the schedule, the text is the same: random arrivals, aborts, budgets, pools, drafts and pipelining
+//! against a model whose text is wrong as soon as a block or a token is.
+
+use std::collections::BTreeMap;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use frizzen_core::{FinishReason, Request, RequestId, SamplingParams, TokenId};
+use frizzen_sched::sim::ChainModel;
+use frizzen_sched::{AdmissionLimits, Policy, Scheduler, SchedulerConfig, StepOutput, StepPlan};
+use proptest::prelude::*;
+
+const VOCAB: u32 = 50;
+
+fn config() -> SchedulerConfig {
+    SchedulerConfig {
+        max_num_seqs: 4,
+        max_num_batched_tokens: 32,
+        max_model_len: 64,
+        block_size: 4,
+        num_blocks: 33,
+        prefix_caching: true,
+        long_prefill_threshold: 0,
+        policy: Policy::Fcfs,
+        hash_seed: 1,
+        admissions: AdmissionLimits::for_engine(4, 32, 64, 4, VOCAB),
+    }
+}
+
+fn request(prompt: &[TokenId], max_tokens: u32) -> Arc<Request> {
+    Arc::new(Request {
+        prompt: prompt.into(),
+        params: SamplingParams { temperature: 0.0, max_tokens: Some(max_tokens), ..SamplingParams::default() },
+        priority: 0,
+        cache_salt: None,
+        external_id: "".into(),
+    })
+}
+
+/// Scheduler and model joined by a queue of steps in flight.
+struct Rig {
+    scheduler: Scheduler,
+    model: ChainModel,
+    flight: VecDeque<(StepPlan, StepOutput)>,
+    depth: usize,
+    texts: BTreeMap<RequestId, Vec<TokenId>>,
+    finished: BTreeMap<RequestId, FinishReason>,
+}
+
+impl Rig {
+    fn new(config: SchedulerConfig, depth: usize) -> Self {
+        let model = ChainModel::new(config.num_blocks, config.block_size, config.max_num_seqs, VOCAB);
+        Self {
+            scheduler: Scheduler::new(config),
+            model,
+            flight: VecDeque::new(),
+            depth,
+            texts: BTreeMap::new(),
+            finished: BTreeMap::new(),
+        }
+    }
+
+    fn add(&mut self, id: u64, request: &Arc<Request>) {
+        self.scheduler.add(RequestId(id), Arc::clone(request), &[], 0, Duration::ZERO);
+    }
+
+    /// Plans one step and commits the oldest one beyond the pipeline's depth. False when nothing is left.
+    fn turn(&mut self) -> bool {
+        let mut plan = StepPlan::default();
+        let planned = self.scheduler.plan(&mut plan, Duration::ZERO);
+        if planned {
+            self.check_plan(&plan);
+            let mut output = StepOutput::default();
+            self.model.run(&plan, &mut output, |model, choice| model.token_after(choice));
+            self.flight.push_back((plan, output));
+        }
+        let mut committed = false;
+        while self.flight.len() > if planned { self.depth } else { 0 } {
+            let (plan, output) = self.flight.pop_front().expect("not empty");
+            let mut events = Vec::new();
+            self.scheduler.commit(&plan, &output, Duration::ZERO, &mut events);
+            for event in events {
+                self.texts.entry(event.request).or_default().extend(&output.tokens[event.tokens]);
+                if let Some(finish) = event.finish {
+                    self.finished.insert(event.request, finish.reason);
+                }
+            }
+            committed = true;
+        }
+        self.scheduler.check();
+        planned || committed
+    }
+
+    fn check_plan(&self, plan: &StepPlan) {
+        let config = self.scheduler.config();
+        assert!(plan.num_tokens() <= config.max_num_batched_tokens as usize, "over the token budget");
+        assert!(plan.rows.len() <= config.max_num_seqs as usize);
+        assert!(plan.rows.iter().all(|row| row.num_tokens > 0));
+        assert!(plan.rows[..plan.num_single].iter().all(|row| row.num_tokens == 1));
+        assert!(plan.rows[plan.num_single..].iter().all(|row| row.num_tokens > 1));
+        assert!(plan.blocks.len() <= config.admissions.block_deltas as usize);
+        let mut rows: Vec<_> = plan.rows.iter().map(|row| row.row).collect();
+        rows.sort();
+        rows.dedup();
+        assert_eq!(rows.len(), plan.rows.len(), "a row is used twice in a step");
+    }
+
+    fn drain(&mut self) {
+        for turn in 0.. {
+            if !self.turn() {
+                break;
+            }
+            assert!(turn < 10_000, "the schedule does not end");
+        }
+        assert!(self.scheduler.is_idle());
+        assert_eq!(self.scheduler.pool().used(), 0, "blocks leak");
+    }
+
+    fn expect_text(&self, id: u64, request: &Request) {
+        let len = request.params.max_tokens.expect("set by the test") as usize;
+        let len = len.min(64 - request.prompt.len());
+        assert_eq!(self.texts[&RequestId(id)], self.model.text(request, len), "request {id}");
+        assert_eq!(self.finished[&RequestId(id)], FinishReason::Length);
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Add { prompt: Vec<TokenId>, max_tokens: u32, priority: i32 },
+    Abort(usize),
+    Draft { who: usize, right: usize, wrong: bool },
+    Turns(usize),
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    // A tiny alphabet of prompts, so that prefixes are often shared.
+    let prompt = prop::collection::vec(0..2u32, 1..40);
+    prop_oneof![
+        4 => (prompt, 1..30u32, -1..2i32).prop_map(|(prompt, max_tokens, priority)| Op::Add { prompt, max_tokens, priority }),
+        1 => any::<usize>().prop_map(Op::Abort),
+        2 => (any::<usize>(), 0..4usize, any::<bool>()).prop_map(|(who, right, wrong)| Op::Draft { who, right, wrong }),
+        4 => (1..6usize).prop_map(Op::Turns),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_schedule_gives_the_same_text(
+        ops in prop::collection::vec(op(), 1..40),
+        depth in 0..2usize,
+        max_num_batched_tokens in 1..40u32,
+        num_blocks in 17..40u32,
+        max_num_seqs in 1..5u32,
+        prefix_caching: bool,
+        long_prefill_threshold in 0..8u32,
+        by_priority: bool,
+    ) {
+        let policy = if by_priority { Policy::Priority } else { Policy::Fcfs };
+        let admissions = AdmissionLimits::for_engine(max_num_seqs, max_num_batched_tokens, 64, 4, VOCAB);
+        let mut rig = Rig::new(
+            SchedulerConfig {
+                max_num_batched_tokens, num_blocks, max_num_seqs, prefix_caching, long_prefill_threshold, policy,
+                admissions, ..config()
+            },
+            depth,
+        );
+        let mut requests: Vec<(Arc<Request>, bool)> = Vec::new();
+        for op in ops {
+            match op {
+                Op::Add { prompt, max_tokens, priority } => {
+                    let mut new = Arc::unwrap_or_clone(request(&prompt, max_tokens));
+                    new.priority = priority;
+                    let new = Arc::new(new);
+                    rig.add(requests.len() as u64, &new);
+                    requests.push((new, false));
+                }
+                Op::Abort(who) if !requests.is_empty() => {
+                    let who = who % requests.len();
+                    rig.scheduler.abort(RequestId(who as u64));
+                    rig.scheduler.check();
+                    requests[who].1 = true;
+                }
+                Op::Draft { who, right, wrong } if !requests.is_empty() => {
+                    let who = who % requests.len();
+                    let done = rig.texts.get(&RequestId(who as u64)).map_or(0, Vec::len);
+                    let text = rig.model.text(&requests[who].0, done + right);
+                    let mut drafts = text[done..].to_vec();
+                    if wrong { drafts.push(VOCAB - 1); drafts.push(0); }
+                    rig.scheduler.set_drafts(RequestId(who as u64), &drafts);
+                }
+                Op::Turns(n) => { for _ in 0..n { rig.turn(); } }
+                Op::Abort(_) | Op::Draft { .. } => {}
+            }
+        }
+        rig.drain();
+        for (id, (request, aborted)) in requests.iter().enumerate() {
+            if !aborted { rig.expect_text(id as u64, request); }
+        }
+    }
+}
+
+#[test]
+fn equal_prefixes_are_computed_once_even_within_one_step() {
+    let mut rig = Rig::new(config(), 0);
+    let prompt: Vec<TokenId> = (0..13).collect();
+    for id in 0..2 {
+        rig.add(id, &request(&prompt, 4));
+    }
+    let mut plan = StepPlan::default();
+    assert!(rig.scheduler.plan(&mut plan, Duration::ZERO));
+    let tokens: Vec<u32> = plan.rows.iter().map(|row| row.num_tokens).collect();
+    assert_eq!(tokens, [1, 13], "the second request finds 12 of its 13 tokens (rows of one token come first)");
+}
+
+#[test]
+fn the_last_prompt_token_is_never_cached_because_its_logits_are_needed() {
+    let mut rig = Rig::new(config(), 0);
+    let prompt: Vec<TokenId> = (0..16).collect();
+    let first = request(&prompt, 4);
+    rig.add(0, &first);
+    rig.drain();
+    rig.add(1, &first);
+    let mut plan = StepPlan::default();
+    rig.scheduler.plan(&mut plan, Duration::ZERO);
+    assert_eq!((plan.rows[0].start, plan.rows[0].num_tokens), (12, 4));
+}
+
+#[test]
+fn salts_keep_equal_prompts_apart() {
+    let mut rig = Rig::new(config(), 0);
+    for (id, salt) in [(0, Some("a")), (1, Some("b")), (2, None)] {
+        let mut new = Arc::unwrap_or_clone(request(&(0..13).collect::<Vec<_>>(), 1));
+        new.cache_salt = salt.map(Into::into);
+        rig.add(id, &Arc::new(new));
+        rig.drain();
+    }
+    assert_eq!(rig.scheduler.counters().prefix_hits, 0);
+}
+
+#[test]
+fn a_request_is_never_scheduled_past_max_tokens_while_its_last_token_is_in_flight_vllm_27922() {
+    let mut rig = Rig::new(config(), 1);
+    let new = request(&[1, 2, 3], 2);
+    rig.add(0, &new);
+    let mut steps = 0;
+    while rig.turn() {
+        steps += 1;
+    }
+    // Prefill, one decode, and the turn that commits it: no third step was planned.
+    assert_eq!(steps, 3);
+    rig.expect_text(0, &new);
+}
+
+#[test]
+fn a_preempted_request_returns_before_later_arrivals() {
+    // 8 usable blocks of 4: two requests of 12 + 12 tokens cannot both finish.
+    let mut rig = Rig::new(SchedulerConfig { num_blocks: 9, max_model_len: 32, ..config() }, 0);
+    let requests: Vec<_> = (0..3).map(|id| request(&[id; 12], 12)).collect();
+    for (id, new) in requests.iter().enumerate() {
+        rig.add(id as u64, new);
+    }
+    let mut order = Vec::new();
+    while rig.turn() {
+        order.extend(rig.finished.keys().filter(|id| !order.contains(*id)).copied().collect::<Vec<_>>());
+    }
+    assert!(rig.scheduler.counters().preemptions > 0);
+    assert_eq!(order, [RequestId(0), RequestId(1), RequestId(2)]);
+    for (id, new) in requests.iter().enumerate() {
+        rig.expect_text(id as u64, new);
+    }
+}
+
+#[test]
+fn the_least_important_request_is_preempted_under_the_priority_policy() {
+    let limits = SchedulerConfig { num_blocks: 9, max_model_len: 32, policy: Policy::Priority, ..config() };
+    let mut rig = Rig::new(limits, 0);
+    for (id, priority) in [(0, 5), (1, -5)] {
+        let mut new = Arc::unwrap_or_clone(request(&[id as u32; 12], 12));
+        new.priority = priority;
+        rig.add(id, &Arc::new(new));
+    }
+    while rig.scheduler.counters().preemptions == 0 && rig.turn() {}
+    let mut plan = StepPlan::default();
+    rig.scheduler.plan(&mut plan, Duration::ZERO);
+    let running: Vec<_> = plan.rows.iter().map(|row| row.request).collect();
+    assert_eq!(running, [RequestId(1)]);
+}
+
+#[test]
+fn a_lone_long_prompt_ignores_the_long_prefill_threshold() {
+    let limits = SchedulerConfig { long_prefill_threshold: 5, ..config() };
+    let mut rig = Rig::new(limits, 0);
+    rig.add(0, &request(&[1; 20], 1));
+    let mut plan = StepPlan::default();
+    rig.scheduler.plan(&mut plan, Duration::ZERO);
+    assert_eq!(plan.rows[0].num_tokens, 20);
+    let mut rig = Rig::new(limits, 0);
+    rig.add(0, &request(&[1; 20], 1));
+    rig.add(1, &request(&[2; 3], 1));
+    rig.scheduler.plan(&mut plan, Duration::ZERO);
+    let tokens: Vec<u32> = plan.rows.iter().map(|row| row.num_tokens).collect();
+    assert_eq!(tokens, [5, 3]);
+}
+
+#[test]
+fn stop_tokens_are_shielded_by_min_tokens_and_named_by_kind() {
+    for (min_tokens, stop_at) in [(0, 1), (3, 3)] {
+        let mut rig = Rig::new(config(), 0);
+        let mut new = Arc::unwrap_or_clone(request(&[1, 2, 3], 10));
+        let text = rig.model.text(&new, 10);
+        new.params.stop_token_ids = vec![text[0], text[2]];
+        new.params.min_tokens = min_tokens;
+        rig.add(0, &Arc::new(new));
+        rig.drain();
+        assert_eq!(rig.texts[&RequestId(0)].len(), stop_at);
+        assert_eq!(rig.finished[&RequestId(0)].label(), "stop");
+    }
+}
+
+#[test]
+fn prompt_scores_cover_every_position_once_under_chunking_and_skip_the_cache() {
+    let mut rig = Rig::new(SchedulerConfig { max_num_batched_tokens: 5, ..config() }, 0);
+    let mut new = Arc::unwrap_or_clone(request(&(0..13).collect::<Vec<_>>(), 1));
+    rig.add(0, &Arc::new(new.clone()));
+    rig.drain();
+    new.params.prompt_logprobs = Some(0);
+    rig.add(1, &Arc::new(new));
+    let mut targets = Vec::new();
+    let mut plan = StepPlan::default();
+    let mut output = StepOutput::default();
+    let mut events = Vec::new();
+    while rig.scheduler.plan(&mut plan, Duration::ZERO) {
+        targets.extend(plan.prompt_positions.iter().map(|p| p.target));
+        rig.model.run(&plan, &mut output, |model, choice| model.token_after(choice));
+        rig.scheduler.commit(&plan, &output, Duration::ZERO, &mut events);
+    }
+    assert_eq!(targets, (1..13).collect::<Vec<TokenId>>());
+}
+
+#[test]
+fn a_row_with_bad_logits_fails_alone_and_its_prefix_is_not_trusted() {
+    let mut rig = Rig::new(config(), 0);
+    let bad = request(&(0..13).collect::<Vec<_>>(), 5);
+    let good = request(&(20..33).collect::<Vec<_>>(), 5);
+    rig.add(0, &bad);
+    rig.add(1, &good);
+    let mut plan = StepPlan::default();
+    let mut output = StepOutput::default();
+    rig.scheduler.plan(&mut plan, Duration::ZERO);
+    rig.model.run(&plan, &mut output, |model, choice| model.token_after(choice));
+    output.failed.push((plan.rows[0].row, "logits are not finite".to_owned()));
+    let mut events = Vec::new();
+    rig.scheduler.commit(&plan, &output, Duration::ZERO, &mut events);
+    assert_eq!(events[0].finish.as_ref().map(|finish| finish.reason.label()), Some("error"));
+    rig.texts.entry(RequestId(1)).or_default().extend(&output.tokens[events[1].tokens.clone()]);
+    rig.scheduler.check();
+    rig.drain();
+    rig.expect_text(1, &good);
+    rig.add(2, &bad);
+    rig.scheduler.plan(&mut plan, Duration::ZERO);
+    assert_eq!(plan.rows[0].start, 0, "nothing of the failed row is found");
+}
+
+#[test]
+fn after_a_step_that_did_not_happen_everything_is_computed_again() {
+    let mut rig = Rig::new(config(), 0);
+    let new = request(&(0..13).collect::<Vec<_>>(), 6);
+    rig.add(0, &new);
+    rig.turn();
+    rig.turn();
+    let mut plan = StepPlan::default();
+    rig.scheduler.plan(&mut plan, Duration::ZERO);
+    rig.scheduler.recompute_all();
+    rig.scheduler.check();
+    rig.drain();
+    rig.expect_text(0, &new);
+}
