@@ -13,6 +13,8 @@ pub enum StopReason {
     Eos(TokenId),
     /// One of the request's `stop_token_ids`.
     Token(TokenId),
+    /// One of the request's stop strings, found by the front end in the decoded text.
+    Text,
 }
 
 /// Why a request ended.

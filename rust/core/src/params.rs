@@ -133,9 +133,24 @@ impl SamplingParams {
             if id < vocab {
                 Ok(())
             } else {
-                Err(Error::invalid(param, format!("{param}: token id {id} is not below the vocabulary size {vocab}")))
+                Err(Error::invalid(
+                    param,
+                    format!("{param}: token id {id} is not below the vocabulary size {vocab}"),
+                ))
             }
         };
+        // Longer lists can only repeat themselves, and the step arena has room for one entry per token.
+        for (param, length) in [
+            ("stop_token_ids", self.stop_token_ids.len()),
+            ("logit_bias", self.logit_bias.len()),
+            ("allowed_token_ids", self.allowed_token_ids.as_ref().map_or(0, Vec::len)),
+        ] {
+            if length > vocab as usize {
+                let message =
+                    format!("{param} has {length} entries, more than the vocabulary's {vocab} tokens");
+                return Err(Error::invalid(param, message));
+            }
+        }
         for id in &self.stop_token_ids {
             known("stop_token_ids", *id)?;
         }
@@ -192,8 +207,14 @@ mod tests {
         let base = SamplingParams::default;
         assert_eq!(refused(&SamplingParams { stop_token_ids: vec![100], ..base() }), "stop_token_ids");
         assert_eq!(refused(&SamplingParams { logit_bias: vec![(100, 1.0)], ..base() }), "logit_bias");
-        assert_eq!(refused(&SamplingParams { allowed_token_ids: Some(vec![7, 100]), ..base() }), "allowed_token_ids");
-        assert_eq!(refused(&SamplingParams { allowed_token_ids: Some(vec![]), ..base() }), "allowed_token_ids");
+        assert_eq!(
+            refused(&SamplingParams { allowed_token_ids: Some(vec![7, 100]), ..base() }),
+            "allowed_token_ids"
+        );
+        assert_eq!(
+            refused(&SamplingParams { allowed_token_ids: Some(vec![]), ..base() }),
+            "allowed_token_ids"
+        );
     }
 
     #[test]
@@ -205,6 +226,9 @@ mod tests {
 
     #[test]
     fn zero_max_tokens_is_refused() {
-        assert_eq!(refused(&SamplingParams { max_tokens: Some(0), ..SamplingParams::default() }), "max_tokens");
+        assert_eq!(
+            refused(&SamplingParams { max_tokens: Some(0), ..SamplingParams::default() }),
+            "max_tokens"
+        );
     }
 }

@@ -19,8 +19,8 @@ use crate::worker::WorkerInfo;
 pub(crate) enum Command {
     /// Schedule this request.
     Add(RequestId, Arc<Request>),
-    /// Forget this request, whatever its state.
-    Abort(RequestId),
+    /// Forget this request, whatever its state; the front end has ended it for this reason.
+    End(RequestId, FinishReason),
     /// Forget the hashed prefixes; the answer says whether it happened (no block may be in use).
     ResetPrefixCache(Sender<bool>),
     /// Leave the loop after aborting what is left.
@@ -110,10 +110,10 @@ impl Shared {
     /// Ends every open stream with `reason`.
     pub(crate) fn finish_all(&self, reason: &FinishReason) {
         let open = std::mem::take(&mut *self.registry());
-        for mailbox in open.values() {
+        let mut open: Vec<_> = open.into_iter().collect();
+        open.sort_unstable_by_key(|(id, _)| *id);
+        for (_, mailbox) in &open {
             mailbox.append(|delta| delta.finish = Some(reason.clone()));
-        }
-        for mailbox in open.values() {
             mailbox.wake();
         }
     }
@@ -192,7 +192,9 @@ impl EngineHandle {
         match self.health() {
             Health::Ready => {}
             Health::Loading(what) => return Err(Error::Busy { message: format!("loading: {what}") }),
-            Health::Draining => return Err(Error::Busy { message: "the server is shutting down".to_owned() }),
+            Health::Draining => {
+                return Err(Error::Busy { message: "the server is shutting down".to_owned() });
+            }
             Health::Failed(error) => return Err(error),
         }
         let info = self.info().ok_or_else(|| Error::Busy { message: "loading".to_owned() })?;
@@ -202,7 +204,8 @@ impl EngineHandle {
         {
             let mut registry = self.shared.registry();
             if registry.len() >= self.shared.max_queue {
-                let message = format!("{} requests are open, the limit is {}", registry.len(), self.shared.max_queue);
+                let message =
+                    format!("{} requests are open, the limit is {}", registry.len(), self.shared.max_queue);
                 return Err(Error::Busy { message });
             }
             registry.insert(id, Arc::clone(&mailbox));
@@ -221,12 +224,18 @@ impl EngineHandle {
 
     /// Aborts a request; one that has ended already is ignored.
     pub fn abort(&self, id: RequestId) {
-        if let Some(mailbox) = self.shared.registry().remove(&id) {
-            mailbox.append(|delta| delta.finish = Some(FinishReason::Abort));
+        self.end(id, FinishReason::Abort);
+    }
+
+    /// Ends a request for a reason that the front end found (it went away, a stop string).
+    pub(crate) fn end(&self, id: RequestId, reason: FinishReason) {
+        let mailbox = self.shared.registry().remove(&id);
+        if let Some(mailbox) = mailbox {
+            mailbox.append(|delta| delta.finish = Some(reason.clone()));
             mailbox.wake();
+            // A loop that has ended has freed everything already.
+            let _ = self.commands.send(Command::End(id, reason));
         }
-        // A loop that has ended has freed everything already.
-        let _ = self.commands.send(Command::Abort(id));
     }
 
     /// Drops all cached prefixes. Returns false if requests were running, or the loop has ended.
@@ -268,7 +277,10 @@ fn check_request(request: &Request, info: &WorkerInfo) -> Result<()> {
     }
     if let Some(id) = request.prompt.iter().find(|id| **id >= info.vocab_size) {
         let size = info.vocab_size;
-        return Err(Error::invalid("prompt", format!("token id {id} is not below the vocabulary size {size}")));
+        return Err(Error::invalid(
+            "prompt",
+            format!("token id {id} is not below the vocabulary size {size}"),
+        ));
     }
     Ok(())
 }

@@ -1,12 +1,19 @@
 //! The engine: one loop, on one thread, over one worker.
 //!
+//! * [`engine`]: the loop.
 //! * [`worker`]: the trait the loop drives, and what a worker says of itself.
 //! * [`handle`]: the front end's side; [`mailbox`]: how outputs travel.
+//! * [`arena`]: a step as flat arrays, for workers on the other side of a language border.
+//! * [`mock`]: a worker without a model, for everything that can be tested and measured without one.
 
+pub mod arena;
+pub mod engine;
 pub mod handle;
 pub mod mailbox;
+pub mod mock;
 pub mod worker;
 
+pub use engine::{Engine, EngineOptions, EngineSeat, Turn, seat};
 pub use handle::{EngineHandle, Health, Load};
 pub use mailbox::{Mailbox, OutputStream};
 pub use worker::{Worker, WorkerError, WorkerInfo};

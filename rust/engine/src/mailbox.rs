@@ -8,7 +8,7 @@ use std::future::poll_fn;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
-use frizzen_core::{OutputDelta, RequestId};
+use frizzen_core::{FinishReason, OutputDelta, RequestId, StopReason};
 
 use crate::handle::EngineHandle;
 
@@ -70,11 +70,6 @@ impl Mailbox {
         Poll::Pending
     }
 
-    /// What is pending right now, without waiting.
-    pub fn try_take(&self) -> Option<OutputDelta> {
-        self.lock().pending.take()
-    }
-
     fn blocking_take(&self) -> Option<OutputDelta> {
         let mut slot = self.lock();
         loop {
@@ -120,10 +115,24 @@ impl OutputStream {
         self.note(delta)
     }
 
+    /// What is pending right now, without waiting.
+    pub fn try_next(&mut self) -> Option<OutputDelta> {
+        let delta = self.mailbox.lock().pending.take()?;
+        self.note(Some(delta))
+    }
+
     /// The next delta, blocking the thread; `None` once the last one was returned.
     pub fn blocking_next(&mut self) -> Option<OutputDelta> {
         let delta = self.mailbox.blocking_take();
         self.note(delta)
+    }
+}
+
+impl OutputStream {
+    /// Ends the request because the text so far holds one of its stop strings: it counts as stopped, not as aborted.
+    pub fn stop(mut self) {
+        self.finished = true;
+        self.engine.end(self.id, FinishReason::Stop(StopReason::Text));
     }
 }
 

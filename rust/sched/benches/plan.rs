@@ -35,10 +35,16 @@ impl Decode {
             admissions: AdmissionLimits::for_engine(rows, rows * 64, max_model_len, 16, 1000),
         });
         for id in 0..u64::from(rows) {
-            let params = SamplingParams { temperature: 0.0, max_tokens: Some(8000), ..SamplingParams::default() };
+            let params =
+                SamplingParams { temperature: 0.0, max_tokens: Some(8000), ..SamplingParams::default() };
             let prompt: Vec<u32> = (0..32).map(|i| i * 31 + id as u32).collect();
-            let request =
-                Request { prompt: prompt.into(), params, priority: 0, cache_salt: None, external_id: "".into() };
+            let request = Request {
+                prompt: prompt.into(),
+                params,
+                priority: 0,
+                cache_salt: None,
+                external_id: "".into(),
+            };
             scheduler.add(RequestId(id), Arc::new(request), &[], 0, Duration::ZERO);
         }
         let mut decode =

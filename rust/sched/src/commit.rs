@@ -22,12 +22,21 @@ pub struct RowEvent {
     pub wants_logprobs: bool,
     /// Newly scored prompt positions: a range of [`StepOutput::prompt_logprobs`].
     pub prompt_scores: Range<usize>,
-    /// With the first token: how the prompt was computed.
-    pub prefill: Option<PrefillStats>,
+    /// With the first token only.
+    pub first: Option<FirstToken>,
     /// Time since the request's previous token; `None` for the first one.
     pub gap: Option<Duration>,
     /// The end, if this is it.
     pub finish: Option<Finish>,
+}
+
+/// What becomes known with a request's first token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FirstToken {
+    /// How the prompt was computed.
+    pub prefill: PrefillStats,
+    /// Time since the request was queued.
+    pub latency: Duration,
 }
 
 /// The end of a request, with what metrics want to know.
@@ -92,7 +101,13 @@ impl Scheduler {
     /// Takes over the results of a step: appends tokens up to the first stop, undoes rejected drafts, ends requests.
     ///
     /// Fills `events` (emptied first) with one entry per row that still means something.
-    pub fn commit(&mut self, plan: &StepPlan, output: &StepOutput, now: Duration, events: &mut Vec<RowEvent>) {
+    pub fn commit(
+        &mut self,
+        plan: &StepPlan,
+        output: &StepOutput,
+        now: Duration,
+        events: &mut Vec<RowEvent>,
+    ) {
         events.clear();
         let mut next_token = 0;
         let mut next_prompt = 0;
@@ -100,7 +115,8 @@ impl Scheduler {
             let sampled = output.num_sampled[at] as usize;
             let tokens = next_token..next_token + sampled;
             next_token = tokens.end;
-            let scores = plan.prompt_positions[next_prompt..].iter().take_while(|p| p.row as usize == at).count();
+            let scores =
+                plan.prompt_positions[next_prompt..].iter().take_while(|p| p.row as usize == at).count();
             let scores = next_prompt..next_prompt + scores;
             next_prompt = scores.end;
             // The request has ended, or was preempted and computes this again: the output is stale.
@@ -117,7 +133,10 @@ impl Scheduler {
         self.index.get(&id).map(|slot| self.state(*slot).finish(reason))
     }
 
-    #[expect(clippy::too_many_arguments, reason = "one call site; the arguments are the row's slices of the step")]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "one call site; the arguments are the row's slices of the step"
+    )]
     fn commit_row(
         &mut self,
         slot: usize,
@@ -142,14 +161,16 @@ impl Scheduler {
             Some((_, message)) => (0, Some(FinishReason::Error(Error::Request { message: message.clone() }))),
             None => append_tokens(state, &output.tokens[tokens.clone()]),
         };
-        let mut prefill = None;
+        let mut first = None;
         let mut gap = None;
         if kept > 0 {
             gap = state.timing.last_token.map(|last| now.saturating_sub(last));
             if state.timing.first_token.is_none() {
                 state.timing.first_token = Some(now);
-                let cached_tokens = state.cached.unwrap_or(0).min(state.prompt_len());
-                prefill = Some(PrefillStats { cached_tokens, computed_tokens: state.prompt_len() - cached_tokens });
+                let cached_tokens = state.cached.unwrap_or(0);
+                let computed_tokens = state.prompt_len() - cached_tokens;
+                let prefill = PrefillStats { cached_tokens, computed_tokens };
+                first = Some(FirstToken { prefill, latency: now.saturating_sub(state.timing.queued) });
             }
             state.timing.last_token = Some(now);
         }
@@ -161,7 +182,7 @@ impl Scheduler {
             tokens: tokens.start..tokens.start + kept,
             wants_logprobs: state.request.params.logprobs.is_some(),
             prompt_scores,
-            prefill,
+            first,
             gap,
             finish: reason.take().map(|reason| state.finish(reason)),
         });

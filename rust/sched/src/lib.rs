@@ -17,7 +17,7 @@ pub mod scheduler;
 pub mod sim;
 mod state;
 
-pub use commit::{Finish, RowEvent};
+pub use commit::{Finish, FirstToken, RowEvent};
 pub use config::{AdmissionLimits, Policy, SchedulerConfig};
 pub use plan::{
     Admission, BlockDelta, LAST_SAMPLED, PlannedRow, PositionLogprobs, PromptPosition, StepOutput, StepPlan,

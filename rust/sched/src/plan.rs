@@ -78,6 +78,8 @@ pub struct PromptPosition {
     pub row: u32,
     /// The prompt token that follows.
     pub target: TokenId,
+    /// How many alternatives were asked for.
+    pub alternatives: u32,
 }
 
 /// One step, in the order in which the worker lays it out: rows of one token first, then the longer ones.
@@ -101,6 +103,8 @@ pub struct StepPlan {
     pub sample_rows: Vec<i32>,
     /// `[S]` a uniform draw in `[0, 1)` from (seed, position): the worker needs no random generator.
     pub uniforms: Vec<f64>,
+    /// Rows, by index, that sample and want log-probabilities, and how many alternatives they want.
+    pub logprob_rows: Vec<(u32, u32)>,
     /// Prompt positions to score.
     pub prompt_positions: Vec<PromptPosition>,
     /// Requests that take a row in this step.
@@ -135,6 +139,7 @@ impl StepPlan {
         self.sample_tokens.clear();
         self.sample_rows.clear();
         self.uniforms.clear();
+        self.logprob_rows.clear();
         self.prompt_positions.clear();
         self.admissions.clear();
         self.blocks.clear();

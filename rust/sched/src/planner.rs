@@ -26,6 +26,11 @@ impl Scheduler {
         let mut budget = self.config.max_num_batched_tokens;
         let preemptions = self.counters.preemptions;
         self.select_running(plan, &mut budget);
+        // Only now: until here a preemption could still take a request out of the step, and its blocks would be named
+        // for tokens that nobody computes.
+        for at in 0..self.selected.len() {
+            self.publish_full_blocks(self.selected[at].slot);
+        }
         // Blocks were short a moment ago: admitting somebody now would take them from those who were preempted.
         if self.counters.preemptions == preemptions {
             self.admit_waiting(plan, &mut budget, now);
@@ -62,25 +67,25 @@ impl Scheduler {
     }
 
     fn select_running(&mut self, plan: &mut StepPlan, budget: &mut u32) {
-        let mut at = 0;
-        while at < self.running.len() && *budget > 0 {
-            let slot = self.running[at];
-            let num_tokens = self.share_of(slot, *budget);
-            if num_tokens == 0 {
-                at += 1;
+        // A copy, because preemption takes requests off the list while it is walked.
+        let mut queue = std::mem::take(&mut self.queue);
+        queue.clear();
+        queue.extend_from_slice(&self.running);
+        for slot in queue.iter().copied() {
+            if *budget == 0 {
+                break;
+            }
+            // Preempted for a request before it in the list.
+            if self.state(slot).row.is_none() {
                 continue;
             }
-            let preemptions = self.counters.preemptions;
-            if self.make_room(slot, num_tokens, budget) {
+            let num_tokens = self.share_of(slot, *budget);
+            if num_tokens > 0 && self.make_room(slot, num_tokens, budget) {
                 self.extend_blocks(plan, slot, num_tokens);
                 self.take_share(slot, num_tokens, budget);
             }
-            at += 1;
-            if self.counters.preemptions > preemptions {
-                // Requests before this one, or itself, may have left the list.
-                at = self.running.iter().position(|other| *other == slot).map_or(self.running.len(), |at| at + 1);
-            }
         }
+        self.queue = queue;
     }
 
     /// Preempts until the request's next tokens have blocks. False if the request itself had to go.
@@ -123,12 +128,11 @@ impl Scheduler {
         state.blocks.push(block);
     }
 
-    /// Counts the tokens as computed (so that the next step can be planned at once) and names the filled blocks.
+    /// Counts the tokens as computed, so that the next step can be planned at once.
     fn take_share(&mut self, slot: usize, num_tokens: u32, budget: &mut u32) {
         *budget -= num_tokens;
         self.state_mut(slot).computed += num_tokens;
         self.selected.push(Selected { slot, num_tokens });
-        self.publish_full_blocks(slot);
     }
 
     /// Tells the pool what the request's full blocks hold, so that others find them.
@@ -191,13 +195,17 @@ impl Scheduler {
             plan.admissions.push(admission);
             self.enter(slot, now, cached);
             for at in 0..hits {
-                let block = self.pool.find(self.state(slot).hashes[at]).expect("found a moment ago, and nothing was allocated since");
+                let block = self
+                    .pool
+                    .find(self.state(slot).hashes[at])
+                    .expect("found a moment ago, and nothing was allocated since");
                 self.pool.acquire(block);
                 self.append_block(plan, slot, block);
             }
             self.state_mut(slot).published = hits;
             self.extend_blocks(plan, slot, num_tokens);
             self.take_share(slot, num_tokens, budget);
+            self.publish_full_blocks(slot);
         }
     }
 
@@ -238,7 +246,8 @@ impl Scheduler {
     fn find_prefix(&mut self, slot: usize) -> usize {
         let state = self.state(slot);
         // Scores of prompt tokens need their logits, so nothing of that prompt may be skipped.
-        let unscored = state.request.params.prompt_logprobs.is_some() && state.prompt_scored + 1 < state.prompt_len();
+        let unscored =
+            state.request.params.prompt_logprobs.is_some() && state.prompt_scored + 1 < state.prompt_len();
         if !self.config.prefix_caching || unscored {
             return 0;
         }
@@ -277,13 +286,17 @@ impl Scheduler {
                 plan.sample_rows.push(row_index as i32);
                 plan.uniforms.push(uniform(state.seed, position + 1));
             }
+            if let Some(alternatives) = state.request.params.logprobs {
+                plan.logprob_rows.push((row_index, alternatives));
+            }
             state.placeholders += 1;
             state.drafts_in_flight += num_drafts;
         }
-        if state.request.params.prompt_logprobs.is_some() {
+        if let Some(alternatives) = state.request.params.prompt_logprobs {
             for position in start.max(state.prompt_scored)..state.computed.min(state.prompt_len() - 1) {
                 let target = state.tokens[position as usize + 1];
-                plan.prompt_positions.push(PromptPosition { token: first_token + position - start, row: row_index, target });
+                let token = first_token + position - start;
+                plan.prompt_positions.push(PromptPosition { token, row: row_index, target, alternatives });
             }
         }
         plan.rows.push(PlannedRow {

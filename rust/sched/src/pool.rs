@@ -59,7 +59,8 @@ impl BlockPool {
     /// A pool of `num_blocks` blocks, the null block included.
     pub fn new(num_blocks: u32) -> Self {
         let n = num_blocks.max(1);
-        let meta = (0..n).map(|i| Meta { refs: 0, hash: None, prev: (i + n - 1) % n, next: (i + 1) % n }).collect();
+        let meta =
+            (0..n).map(|i| Meta { refs: 0, hash: None, prev: (i + n - 1) % n, next: (i + 1) % n }).collect();
         let cached = FxHashMap::with_capacity_and_hasher(n as usize, rustc_hash::FxBuildHasher);
         Self { meta, free: n as usize - 1, cached }
     }

@@ -39,6 +39,8 @@ pub struct Scheduler {
     pub(crate) waiting: BTreeMap<(i32, u64), usize>,
     pub(crate) rows: Vec<RowId>,
     pub(crate) selected: Vec<Selected>,
+    /// Scratch of the planner.
+    pub(crate) queue: Vec<usize>,
     arrivals: u64,
     pub(crate) step: StepId,
     pub(crate) counters: SchedulerCounters,
@@ -58,6 +60,7 @@ impl Scheduler {
             waiting: BTreeMap::new(),
             rows,
             selected: Vec::with_capacity(config.max_num_seqs as usize),
+            queue: Vec::with_capacity(config.max_num_seqs as usize),
             arrivals: 0,
             step: StepId(0),
             counters: SchedulerCounters::default(),
@@ -142,6 +145,11 @@ impl Scheduler {
         }
         let reset = self.pool.reset();
         debug_assert!(reset, "no block is in use after every request was preempted");
+    }
+
+    /// Most tokens of a step from now on.
+    pub const fn set_token_budget(&mut self, tokens: u32) {
+        self.config.max_num_batched_tokens = tokens;
     }
 
     /// Requests in the batch.
@@ -230,7 +238,10 @@ impl Scheduler {
             refs += state.blocks.len();
             let held = state.blocks.len() as u32 * self.config.block_size;
             assert!(state.computed <= held, "computed tokens without blocks");
-            assert!(state.computed <= state.known() + state.drafts_in_flight, "computed tokens that are not known");
+            assert!(
+                state.computed <= state.known() + state.drafts_in_flight,
+                "computed tokens that are not known"
+            );
             assert!(state.published <= state.blocks.len(), "a published block that is not held");
             assert!(state.row.is_some() || state.blocks.is_empty(), "a waiting request holds blocks");
             assert!(state.tokens.len() as u32 <= state.max_total, "a request went past its end");

@@ -30,6 +30,7 @@ pub struct ChainModel {
     vocab_size: u32,
     kv: Vec<u64>,
     rows: Vec<Row>,
+    run: u32,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -52,7 +53,14 @@ impl ChainModel {
             vocab_size,
             kv: vec![0; num_blocks as usize * block_size as usize],
             rows: vec![Row::default(); max_num_seqs as usize],
+            run: 1,
         }
+    }
+
+    /// Returns `run` tokens per step instead of one, as accepted drafts would. Not for overlapped loops: those count
+    /// on one token per step.
+    pub const fn set_run(&mut self, run: u32) {
+        self.run = run;
     }
 
     /// The token that follows, if nothing scripts it.
@@ -91,10 +99,11 @@ impl ChainModel {
             table.resize(table.len().max(delta.column as usize + 1), 0);
             table[delta.column as usize] = delta.block.0;
         }
+        let chains = self.write_all_kv(plan);
         let mut first = 0;
         let mut sample = 0;
-        for row in &plan.rows {
-            let chains = self.write_kv(plan, row, first);
+        let mut reports = Vec::new();
+        for (row, chains) in plan.rows.iter().zip(&chains) {
             let count = if row.samples { row.num_drafts as usize + 1 } else { 0 };
             let before = output.tokens.len();
             for at in 0..count {
@@ -109,25 +118,56 @@ impl ChainModel {
                     chain: chains[offset],
                     uniform: if greedy { 0.0 } else { plan.uniforms[sample + at] },
                 };
-                let token = choose(self, &choice);
+                let mut token = choose(self, &choice);
                 self.report(output, row, token);
-                self.rows[row.row.index()].last = token;
+                if at + 1 == count {
+                    let mut choice = choice;
+                    for _ in 1..self.run {
+                        choice.ordinal += 1;
+                        choice.chain = link(choice.chain, token);
+                        token = choose(self, &choice);
+                        reports.push(token);
+                    }
+                }
                 // The next sampled position holds a draft; it counts only if it is what would have been sampled.
                 let draft = plan.input_ids.get(first + offset + 1).copied();
                 if at + 1 < count && draft != Some(token as i32) {
                     break;
                 }
             }
+            for token in reports.drain(..) {
+                self.report(output, row, token);
+            }
+            if let Some(last) = output.tokens[before..].last() {
+                self.rows[row.row.index()].last = *last;
+            }
             output.num_sampled.push((output.tokens.len() - before) as u32);
             sample += count;
             first += row.num_tokens as usize;
         }
         for position in &plan.prompt_positions {
-            let request = self.rows[plan.rows[position.row as usize].row.index()].request.as_deref();
-            let asked = request.and_then(|request| request.params.prompt_logprobs).unwrap_or(0);
-            let scored = Self::score(self.vocab_size, output, position.target, asked);
+            let scored = Self::score(self.vocab_size, output, position.target, position.alternatives);
             output.prompt_logprobs.push(scored);
         }
+    }
+
+    /// Writes the KV of every row; returns the chain after each token, row by row.
+    ///
+    /// Like a layer of a real model, all rows write before any row is sampled. A row may build on a block that another
+    /// row fills in this very step; that one starts earlier in the text.
+    fn write_all_kv(&mut self, plan: &StepPlan) -> Vec<Vec<u64>> {
+        let mut first = 0;
+        let mut order: Vec<(u32, usize, usize)> = Vec::with_capacity(plan.rows.len());
+        for (at, row) in plan.rows.iter().enumerate() {
+            order.push((row.start, at, first));
+            first += row.num_tokens as usize;
+        }
+        order.sort_unstable();
+        let mut chains = vec![Vec::new(); plan.rows.len()];
+        for (_, at, first) in order {
+            chains[at] = self.write_kv(plan, &plan.rows[at], first);
+        }
+        chains
     }
 
     /// Chains the row's tokens through its slots; returns the chain after each of them.
@@ -139,9 +179,14 @@ impl ChainModel {
         let mut chain = if row.start == 0 { 0 } else { self.kv[slot_of(row.start as usize - 1)] };
         let mut chains = Vec::with_capacity(row.num_tokens as usize);
         for at in first..first + row.num_tokens as usize {
-            let token = if plan.input_ids[at] == LAST_SAMPLED { state.last } else { plan.input_ids[at] as TokenId };
+            let token =
+                if plan.input_ids[at] == LAST_SAMPLED { state.last } else { plan.input_ids[at] as TokenId };
             chain = link(chain, token);
-            assert_eq!(plan.slots[at] as usize, slot_of(plan.positions[at] as usize), "slot and block table disagree");
+            assert_eq!(
+                plan.slots[at] as usize,
+                slot_of(plan.positions[at] as usize),
+                "slot and block table disagree"
+            );
             chains.push(chain);
         }
         for (chain, slot) in chains.iter().zip(&plan.slots[first..]) {

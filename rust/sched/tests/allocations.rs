@@ -53,13 +53,8 @@ fn a_steady_decode_allocates_nothing_in_plan_and_commit() {
     for id in 0..u64::from(rows) {
         let prompt: Vec<u32> = (0..40).map(|i| (i * 7 + id as u32) % 1000).collect();
         let params = SamplingParams { temperature: 0.0, max_tokens: Some(400), ..SamplingParams::default() };
-        let request = Request {
-            prompt: prompt.into(),
-            params,
-            priority: 0,
-            cache_salt: None,
-            external_id: "".into(),
-        };
+        let request =
+            Request { prompt: prompt.into(), params, priority: 0, cache_salt: None, external_id: "".into() };
         scheduler.add(RequestId(id), Arc::new(request), &[], 0, Duration::ZERO);
     }
     let (mut plan, mut output, mut events) = (StepPlan::default(), StepOutput::default(), Vec::new());
@@ -68,7 +63,7 @@ fn a_steady_decode_allocates_nothing_in_plan_and_commit() {
         let before = COUNT.get();
         assert!(scheduler.plan(&mut plan, Duration::ZERO));
         let planned = COUNT.get() - before;
-        model.run(&plan, &mut output, |model, choice| model.token_after(choice));
+        model.run(&plan, &mut output, ChainModel::token_after);
         let before = COUNT.get();
         scheduler.commit(&plan, &output, Duration::ZERO, &mut events);
         if step >= 20 {

@@ -31,7 +31,11 @@ fn config() -> SchedulerConfig {
 fn request(prompt: &[TokenId], max_tokens: u32) -> Arc<Request> {
     Arc::new(Request {
         prompt: prompt.into(),
-        params: SamplingParams { temperature: 0.0, max_tokens: Some(max_tokens), ..SamplingParams::default() },
+        params: SamplingParams {
+            temperature: 0.0,
+            max_tokens: Some(max_tokens),
+            ..SamplingParams::default()
+        },
         priority: 0,
         cache_salt: None,
         external_id: "".into(),
@@ -72,7 +76,7 @@ impl Rig {
         if planned {
             self.check_plan(&plan);
             let mut output = StepOutput::default();
-            self.model.run(&plan, &mut output, |model, choice| model.token_after(choice));
+            self.model.run(&plan, &mut output, ChainModel::token_after);
             self.flight.push_back((plan, output));
         }
         let mut committed = false;
@@ -113,7 +117,11 @@ impl Rig {
             }
             assert!(turn < 10_000, "the schedule does not end");
         }
-        assert!(self.scheduler.is_idle());
+        assert!(
+            self.scheduler.is_idle(),
+            "requests are left and none can be scheduled: {:?}",
+            self.scheduler
+        );
         assert_eq!(self.scheduler.pool().used(), 0, "blocks leak");
     }
 
@@ -212,7 +220,11 @@ fn equal_prefixes_are_computed_once_even_within_one_step() {
     let mut plan = StepPlan::default();
     assert!(rig.scheduler.plan(&mut plan, Duration::ZERO));
     let tokens: Vec<u32> = plan.rows.iter().map(|row| row.num_tokens).collect();
-    assert_eq!(tokens, [1, 13], "the second request finds 12 of its 13 tokens (rows of one token come first)");
+    assert_eq!(
+        tokens,
+        [1, 13],
+        "the second request finds 12 of its 13 tokens (rows of one token come first)"
+    );
 }
 
 #[test]
@@ -290,6 +302,26 @@ fn the_least_important_request_is_preempted_under_the_priority_policy() {
 }
 
 #[test]
+fn blocks_of_a_request_that_is_preempted_out_of_the_step_are_not_found_later() {
+    // 8 usable blocks of 4. When the first request fills its 4th block, the second needs its 5th and is more important:
+    // the first leaves the very step that would have filled the block.
+    let limits = SchedulerConfig { num_blocks: 9, max_model_len: 32, policy: Policy::Priority, ..config() };
+    let mut rig = Rig::new(limits, 0);
+    let [first, second] = [(12, 12, 5), (14, 4, -5)].map(|(len, max_tokens, priority)| {
+        let mut new = Arc::unwrap_or_clone(request(&vec![len; len as usize], max_tokens));
+        new.priority = priority;
+        Arc::new(new)
+    });
+    rig.add(0, &first);
+    rig.turn();
+    rig.add(1, &second);
+    rig.drain();
+    assert_eq!(rig.scheduler.counters().preemptions, 1);
+    rig.expect_text(0, &first);
+    rig.expect_text(1, &second);
+}
+
+#[test]
 fn a_lone_long_prompt_ignores_the_long_prefill_threshold() {
     let limits = SchedulerConfig { long_prefill_threshold: 5, ..config() };
     let mut rig = Rig::new(limits, 0);
@@ -334,7 +366,7 @@ fn prompt_scores_cover_every_position_once_under_chunking_and_skip_the_cache() {
     let mut events = Vec::new();
     while rig.scheduler.plan(&mut plan, Duration::ZERO) {
         targets.extend(plan.prompt_positions.iter().map(|p| p.target));
-        rig.model.run(&plan, &mut output, |model, choice| model.token_after(choice));
+        rig.model.run(&plan, &mut output, ChainModel::token_after);
         rig.scheduler.commit(&plan, &output, Duration::ZERO, &mut events);
     }
     assert_eq!(targets, (1..13).collect::<Vec<TokenId>>());
@@ -350,7 +382,7 @@ fn a_row_with_bad_logits_fails_alone_and_its_prefix_is_not_trusted() {
     let mut plan = StepPlan::default();
     let mut output = StepOutput::default();
     rig.scheduler.plan(&mut plan, Duration::ZERO);
-    rig.model.run(&plan, &mut output, |model, choice| model.token_after(choice));
+    rig.model.run(&plan, &mut output, ChainModel::token_after);
     output.failed.push((plan.rows[0].row, "logits are not finite".to_owned()));
     let mut events = Vec::new();
     rig.scheduler.commit(&plan, &output, Duration::ZERO, &mut events);

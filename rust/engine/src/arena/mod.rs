@@ -2,15 +2,16 @@
 //!
 //! A step crosses the language border as arrays, never as objects. The layout is computed once from the limits of
 //! the engine and is data ([`ArenaLayout::sections`]): Python builds its views from the same table, so the two sides
-//! cannot disagree about an offset. Plan sections are written by [`encode`] before `submit`; result sections are
-//! written by the worker and read by [`decode`] after `collect`.
+//! cannot disagree about an offset. Plan sections are written by [`Arena::encode`] before `submit`; result sections
+//! are written by the worker and read by [`Arena::decode`] after `collect`.
 //!
 //! Everything here works on byte slices and is safe; the pointers are turned into slices in the `py` crate.
 
-use frizzen_core::RowId;
-use frizzen_sched::{PositionLogprobs, StepOutput, StepPlan};
+mod codec;
 
-use crate::worker::WorkerError;
+pub use codec::Arena;
+
+use crate::worker::WorkerInfo;
 
 /// Version of the layout, in the header's first word.
 pub const VERSION: i64 = 1;
@@ -229,6 +230,62 @@ pub mod status {
     pub const NOT_FINITE: i32 = 1;
 }
 
+impl S {
+    fn shape(self, limits: &ArenaLimits) -> (Dtype, Vec<usize>) {
+        use Dtype::{F32, F64, I32, I64};
+        let (rows, tokens, alternatives) = (limits.max_rows, limits.max_tokens, limits.max_logprobs);
+        let width = limits.max_drafts + 1;
+        // A step samples at most one position per token.
+        let samples = tokens.min(rows * width);
+        match self {
+            S::header => (I64, vec![header::LEN]),
+            S::input_ids
+            | S::positions
+            | S::prompt_tokens
+            | S::prompt_rows
+            | S::prompt_targets
+            | S::prompt_ranks => (I32, vec![tokens]),
+            S::slots => (I64, vec![tokens]),
+            S::rows | S::seq_lens | S::num_drafts | S::admit_rows | S::num_sampled | S::row_status => {
+                (I32, vec![rows])
+            }
+            S::query_start => (I32, vec![rows + 1]),
+            S::sample_tokens | S::sample_rows => (I32, vec![samples]),
+            S::uniforms => (F64, vec![samples]),
+            S::block_rows | S::block_columns | S::block_ids => (I32, vec![limits.max_block_deltas]),
+            S::admit_ints => (I32, vec![rows, admit_int::LEN]),
+            S::admit_floats => (F32, vec![rows, admit_float::LEN]),
+            S::admit_seeds => (I64, vec![rows]),
+            S::rule_kinds | S::rule_tokens => (I32, vec![limits.max_rules]),
+            S::rule_values => (F32, vec![limits.max_rules]),
+            S::history => (I32, vec![limits.max_history]),
+            S::sampled | S::ranks => (I32, vec![rows, width]),
+            S::logprobs => (F32, vec![rows, width]),
+            S::top_tokens => (I32, vec![rows, width, alternatives]),
+            S::top_logprobs => (F32, vec![rows, width, alternatives]),
+            S::prompt_logprobs => (F32, vec![tokens]),
+            S::prompt_top_tokens => (I32, vec![tokens, alternatives]),
+            S::prompt_top_logprobs => (F32, vec![tokens, alternatives]),
+        }
+    }
+}
+
+impl ArenaLimits {
+    /// The limits that follow from a worker's sizes.
+    pub fn for_worker(info: &WorkerInfo) -> Self {
+        let admissions = info.admission_limits();
+        Self {
+            max_rows: info.max_num_seqs as usize,
+            max_tokens: info.max_num_batched_tokens as usize,
+            max_drafts: info.max_drafts as usize,
+            max_logprobs: info.max_logprobs as usize,
+            max_block_deltas: admissions.block_deltas as usize,
+            max_history: admissions.history as usize,
+            max_rules: admissions.rules as usize,
+        }
+    }
+}
+
 /// Where everything is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ArenaLayout {
@@ -240,44 +297,10 @@ pub struct ArenaLayout {
 impl ArenaLayout {
     /// The layout for these limits.
     pub fn new(limits: ArenaLimits) -> Self {
-        let ArenaLimits { max_rows: b, max_tokens: t, max_drafts, max_logprobs: l, .. } = limits;
-        let width = max_drafts + 1;
-        // A step samples at most one position per token.
-        let s = t.min(b * width);
-        let (k, h, r) = (limits.max_block_deltas, limits.max_history, limits.max_rules);
-        let shape = |section: S| -> (Dtype, Vec<usize>) {
-            use Dtype::{F32, F64, I32, I64};
-            match section {
-                S::header => (I64, vec![header::LEN]),
-                S::input_ids | S::positions | S::prompt_tokens | S::prompt_rows | S::prompt_targets => (I32, vec![t]),
-                S::slots => (I64, vec![t]),
-                S::rows | S::seq_lens | S::num_drafts | S::admit_rows | S::num_sampled | S::row_status => {
-                    (I32, vec![b])
-                }
-                S::query_start => (I32, vec![b + 1]),
-                S::sample_tokens | S::sample_rows => (I32, vec![s]),
-                S::uniforms => (F64, vec![s]),
-                S::block_rows | S::block_columns | S::block_ids => (I32, vec![k]),
-                S::admit_ints => (I32, vec![b, admit_int::LEN]),
-                S::admit_floats => (F32, vec![b, admit_float::LEN]),
-                S::admit_seeds => (I64, vec![b]),
-                S::rule_kinds | S::rule_tokens => (I32, vec![r]),
-                S::rule_values => (F32, vec![r]),
-                S::history => (I32, vec![h]),
-                S::sampled | S::ranks => (I32, vec![b, width]),
-                S::logprobs => (F32, vec![b, width]),
-                S::top_tokens => (I32, vec![b, width, l]),
-                S::top_logprobs => (F32, vec![b, width, l]),
-                S::prompt_logprobs => (F32, vec![t]),
-                S::prompt_ranks => (I32, vec![t]),
-                S::prompt_top_tokens => (I32, vec![t, l]),
-                S::prompt_top_logprobs => (F32, vec![t, l]),
-            }
-        };
         let mut bytes = 0;
         let mut sections = Vec::with_capacity(ALL.len());
         for (section, name) in ALL {
-            let (dtype, shape) = shape(*section);
+            let (dtype, shape) = section.shape(&limits);
             let section = Section { name, dtype, shape, offset: bytes };
             // 64 bytes: a cache line, and enough for any copy engine.
             bytes = section.bytes().end.next_multiple_of(64);
@@ -294,6 +317,10 @@ impl ArenaLayout {
     /// Size of one arena.
     pub const fn bytes(&self) -> usize {
         self.bytes
+    }
+
+    fn section(&self, section: S) -> &Section {
+        &self.sections[section as usize]
     }
 
     /// The limits it was made for.

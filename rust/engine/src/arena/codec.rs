@@ -1,0 +1,260 @@
+//! Plans into the arena, results out of it.
+
+use bytemuck::Pod;
+use frizzen_sched::{Admission, PlannedRow, PositionLogprobs, StepOutput, StepPlan};
+
+use super::{ArenaLayout, S, VERSION, admit_float, admit_int, header, rule, status};
+use crate::worker::WorkerError;
+
+/// One arena's memory with its layout.
+#[derive(Debug)]
+pub struct Arena<'a> {
+    layout: &'a ArenaLayout,
+    bytes: &'a mut [u8],
+}
+
+fn overflow(name: &str, wanted: usize, capacity: usize) -> WorkerError {
+    let message = format!("step arena: section {name} holds {capacity} elements and the step needs {wanted}");
+    WorkerError::Fatal { message, detail: String::new() }
+}
+
+impl<'a> Arena<'a> {
+    /// Wraps the memory.
+    ///
+    /// # Errors
+    /// `Fatal` if it is too small or not aligned to 64 bytes.
+    pub fn new(layout: &'a ArenaLayout, bytes: &'a mut [u8]) -> Result<Self, WorkerError> {
+        if bytes.len() < layout.bytes() || !(bytes.as_ptr() as usize).is_multiple_of(64) {
+            let (got, want) = (bytes.len(), layout.bytes());
+            let message = format!("step arena: {got} bytes at this address, {want} aligned to 64 are needed");
+            return Err(WorkerError::Fatal { message, detail: String::new() });
+        }
+        Ok(Self { layout, bytes })
+    }
+
+    fn get<T: Pod>(&self, section: S) -> &[T] {
+        bytemuck::cast_slice(&self.bytes[self.layout.section(section).bytes()])
+    }
+
+    fn get_mut<T: Pod>(&mut self, section: S) -> &mut [T] {
+        bytemuck::cast_slice_mut(&mut self.bytes[self.layout.section(section).bytes()])
+    }
+
+    /// Writes `values` to the front of a section; returns how many there were.
+    fn write<T: Pod>(
+        &mut self,
+        section: S,
+        values: impl IntoIterator<Item = T>,
+    ) -> Result<usize, WorkerError> {
+        let name = self.layout.section(section).name;
+        let target = self.get_mut::<T>(section);
+        let mut count = 0;
+        for value in values {
+            let Some(slot) = target.get_mut(count) else {
+                return Err(overflow(name, count + 1, target.len()));
+            };
+            *slot = value;
+            count += 1;
+        }
+        Ok(count)
+    }
+
+    /// Lays a plan out.
+    ///
+    /// # Errors
+    /// `Fatal` if the plan exceeds a limit of the layout: a defect of the scheduler, never of a request.
+    pub fn encode(&mut self, plan: &StepPlan) -> Result<(), WorkerError> {
+        self.encode_tokens(plan)?;
+        self.write(S::rows, plan.rows.iter().map(|row| row.row.0 as i32))?;
+        self.write(S::seq_lens, plan.rows.iter().map(|row| (row.start + row.num_tokens) as i32))?;
+        self.write(S::num_drafts, plan.rows.iter().map(|row| row.num_drafts as i32))?;
+        let mut end = 0;
+        let ends = plan.rows.iter().map(|row| {
+            end += row.num_tokens as i32;
+            end
+        });
+        self.write(S::query_start, std::iter::once(0).chain(ends))?;
+        self.write(S::block_rows, plan.blocks.iter().map(|delta| delta.row.0 as i32))?;
+        self.write(S::block_columns, plan.blocks.iter().map(|delta| delta.column as i32))?;
+        self.write(S::block_ids, plan.blocks.iter().map(|delta| delta.block.0 as i32))?;
+        self.encode_admissions(&plan.admissions)?;
+        let words = self.get_mut::<i64>(S::header);
+        words[header::VERSION] = VERSION;
+        words[header::STEP] = plan.step.0 as i64;
+        words[header::NUM_ROWS] = plan.rows.len() as i64;
+        words[header::NUM_SINGLE] = plan.num_single as i64;
+        words[header::NUM_TOKENS] = plan.num_tokens() as i64;
+        words[header::NUM_SAMPLES] = plan.sample_tokens.len() as i64;
+        words[header::NUM_PROMPT] = plan.prompt_positions.len() as i64;
+        words[header::NUM_BLOCKS] = plan.blocks.len() as i64;
+        words[header::NUM_ADMITS] = plan.admissions.len() as i64;
+        words[header::MAX_QUERY] = plan.rows.iter().map(|row| i64::from(row.num_tokens)).max().unwrap_or(0);
+        words[header::MAX_CONTEXT] = plan.max_context() as i64;
+        Ok(())
+    }
+
+    fn encode_tokens(&mut self, plan: &StepPlan) -> Result<(), WorkerError> {
+        self.write(S::input_ids, plan.input_ids.iter().copied())?;
+        self.write(S::positions, plan.positions.iter().copied())?;
+        self.write(S::slots, plan.slots.iter().copied())?;
+        self.write(S::sample_tokens, plan.sample_tokens.iter().copied())?;
+        self.write(S::sample_rows, plan.sample_rows.iter().copied())?;
+        self.write(S::uniforms, plan.uniforms.iter().copied())?;
+        let positions = &plan.prompt_positions;
+        self.write(S::prompt_tokens, positions.iter().map(|position| position.token as i32))?;
+        self.write(S::prompt_rows, positions.iter().map(|position| position.row as i32))?;
+        self.write(S::prompt_targets, positions.iter().map(|position| position.target as i32))?;
+        Ok(())
+    }
+
+    fn encode_admissions(&mut self, admissions: &[Admission]) -> Result<(), WorkerError> {
+        self.write(S::admit_rows, admissions.iter().map(|admission| admission.row.0 as i32))?;
+        self.write(S::admit_seeds, admissions.iter().map(|admission| admission.seed as i64))?;
+        self.write(S::admit_ints, admissions.iter().flat_map(admit_ints))?;
+        self.write(S::admit_floats, admissions.iter().flat_map(admit_floats))?;
+        let rules = || admissions.iter().flat_map(rules_of);
+        self.write(S::rule_kinds, rules().map(|(kind, _, _)| kind))?;
+        self.write(S::rule_tokens, rules().map(|(_, token, _)| token))?;
+        self.write(S::rule_values, rules().map(|(_, _, value)| value))?;
+        self.write(S::history, admissions.iter().flat_map(history_of))?;
+        Ok(())
+    }
+
+    /// Reads the results of the step that `plan` described.
+    ///
+    /// # Errors
+    /// `Fatal` if a result is out of range: a count over the drafts, or a token outside the vocabulary.
+    pub fn decode(
+        &self,
+        plan: &StepPlan,
+        vocab_size: u32,
+        output: &mut StepOutput,
+    ) -> Result<(), WorkerError> {
+        let width = self.layout.limits().max_drafts + 1;
+        let statuses = self.get::<i32>(S::row_status);
+        let counts = self.get::<i32>(S::num_sampled);
+        let sampled = self.get::<i32>(S::sampled);
+        for (at, row) in plan.rows.iter().enumerate() {
+            if statuses[at] != status::OK {
+                output.failed.push((row.row, "the logits of this request are not finite".to_owned()));
+                output.num_sampled.push(0);
+                continue;
+            }
+            let count = check_count(counts[at], row)?;
+            output.num_sampled.push(count as u32);
+            for token in &sampled[at * width..at * width + count] {
+                let known = u32::try_from(*token).ok().filter(|token| *token < vocab_size);
+                output.tokens.push(known.ok_or_else(|| {
+                    let message =
+                        format!("the worker sampled token {token}, the vocabulary has {vocab_size}");
+                    WorkerError::Fatal { message, detail: String::new() }
+                })?);
+            }
+        }
+        self.decode_logprobs(plan, output);
+        Ok(())
+    }
+
+    fn decode_logprobs(&self, plan: &StepPlan, output: &mut StepOutput) {
+        let width = self.layout.limits().max_drafts + 1;
+        let requests = &plan.logprob_rows;
+        if !requests.is_empty() {
+            output.logprobs.resize(output.tokens.len(), PositionLogprobs::default());
+            let mut first = 0;
+            let mut asked = requests.iter().peekable();
+            for (at, count) in output.num_sampled.iter().enumerate() {
+                let count = *count as usize;
+                if let Some((_, alternatives)) = asked.next_if(|(row, _)| *row as usize == at) {
+                    for i in 0..count {
+                        let from = at * width + i;
+                        output.logprobs[first + i] = self.position(
+                            from,
+                            *alternatives,
+                            &mut output.top,
+                            [S::logprobs, S::ranks, S::top_tokens, S::top_logprobs],
+                        );
+                    }
+                }
+                first += count;
+            }
+        }
+        for (from, position) in plan.prompt_positions.iter().enumerate() {
+            let sections =
+                [S::prompt_logprobs, S::prompt_ranks, S::prompt_top_tokens, S::prompt_top_logprobs];
+            let scored = self.position(from, position.alternatives, &mut output.top, sections);
+            output.prompt_logprobs.push(scored);
+        }
+    }
+
+    /// Log-probabilities at index `at`; sections are those of the value, the rank, and the alternatives.
+    fn position(
+        &self,
+        at: usize,
+        alternatives: u32,
+        top: &mut Vec<(u32, f32)>,
+        sections: [S; 4],
+    ) -> PositionLogprobs {
+        let [logprob, rank, tokens, values] = sections;
+        let most = self.layout.limits().max_logprobs;
+        let len = (alternatives as usize).min(most);
+        let range = at * most..at * most + len;
+        let top_start = top.len() as u32;
+        let tokens = self.get::<i32>(tokens)[range.clone()].iter();
+        top.extend(tokens.zip(&self.get::<f32>(values)[range]).map(|(token, value)| (*token as u32, *value)));
+        PositionLogprobs {
+            logprob: self.get::<f32>(logprob)[at],
+            rank: self.get::<i32>(rank)[at] as u32,
+            top_start,
+            top_len: len as u32,
+        }
+    }
+}
+
+fn check_count(count: i32, row: &PlannedRow) -> Result<usize, WorkerError> {
+    let most = if row.samples { row.num_drafts as usize + 1 } else { 0 };
+    let least = usize::from(row.samples);
+    usize::try_from(count).ok().filter(|count| (least..=most).contains(count)).ok_or_else(|| {
+        let message = format!("the worker returned {count} tokens for a row that can have {least} to {most}");
+        WorkerError::Fatal { message, detail: String::new() }
+    })
+}
+
+fn admit_ints(admission: &Admission) -> [i32; admit_int::LEN] {
+    let params = &admission.request.params;
+    let alternatives = |asked: Option<u32>| asked.map_or(-1, |asked| asked as i32);
+    let mut ints = [0; admit_int::LEN];
+    ints[admit_int::TOP_K] = params.top_k.min(i32::MAX as u32) as i32;
+    ints[admit_int::LOGPROBS] = alternatives(params.logprobs);
+    ints[admit_int::PROMPT_LOGPROBS] = alternatives(params.prompt_logprobs);
+    ints[admit_int::PROMPT_LEN] = admission.request.prompt.len() as i32;
+    ints[admit_int::MIN_TOKENS] = params.min_tokens.min(i32::MAX as u32) as i32;
+    ints[admit_int::NUM_RULES] = admission.num_rules() as i32;
+    ints[admit_int::NUM_HISTORY] = admission.num_history() as i32;
+    ints
+}
+
+fn admit_floats(admission: &Admission) -> [f32; admit_float::LEN] {
+    let params = &admission.request.params;
+    let mut floats = [0.0; admit_float::LEN];
+    floats[admit_float::TEMPERATURE] = params.temperature;
+    floats[admit_float::TOP_P] = params.top_p;
+    floats[admit_float::MIN_P] = params.min_p;
+    floats[admit_float::PRESENCE] = params.presence_penalty;
+    floats[admit_float::FREQUENCY] = params.frequency_penalty;
+    floats[admit_float::REPETITION] = params.repetition_penalty;
+    floats
+}
+
+fn rules_of(admission: &Admission) -> impl Iterator<Item = (i32, i32, f32)> {
+    let params = &admission.request.params;
+    let biases = params.logit_bias.iter().map(|(token, bias)| (rule::BIAS, *token as i32, *bias));
+    let allowed = params.allowed_token_ids.iter().flatten().map(|token| (rule::ALLOW, *token as i32, 0.0));
+    let shielded = params.min_tokens > 0;
+    let suppressed = admission.suppressed.iter().filter(move |_| shielded);
+    biases.chain(allowed).chain(suppressed.map(|token| (rule::SUPPRESS, *token as i32, 0.0)))
+}
+
+fn history_of(admission: &Admission) -> impl Iterator<Item = i32> {
+    let tokens = admission.request.prompt.iter().chain(&admission.outputs);
+    tokens.take(admission.num_history()).map(|token| *token as i32)
+}

@@ -1,0 +1,452 @@
+//! The loop: plan, submit, collect, commit, publish.
+//!
+//! One [`Engine`] lives on one thread, with its worker. [`Engine::run`] serves commands until shutdown;
+//! [`Engine::step`] is the same loop's body for a caller that drives it itself (`LLM.generate`). With `overlap`, step
+//! n + 1 is planned and submitted before step n is collected; the text is the same either way.
+
+use std::collections::VecDeque;
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, channel};
+
+use frizzen_core::{Clock, Error, FinishReason, OutputDelta, Result};
+use frizzen_metrics::{CacheConfig, EngineMetrics, FinishedRequest};
+use frizzen_sched::draw::sibling_seed;
+use frizzen_sched::{
+    AdmissionLimits, Finish, Policy, RowEvent, Scheduler, SchedulerConfig, SchedulerCounters, StepOutput,
+    StepPlan,
+};
+
+use crate::handle::{Command, EngineHandle, Health, Shared};
+use crate::mailbox::Mailbox;
+use crate::worker::{Worker, WorkerError, WorkerInfo};
+
+/// How the loop runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EngineOptions {
+    /// Plan the next step while this one runs.
+    pub overlap: bool,
+    /// Share the blocks of equal prefixes.
+    pub prefix_caching: bool,
+    /// Admission and preemption order.
+    pub policy: Policy,
+    /// Most tokens of one prompt in a step while others wait; 0 is no limit.
+    pub long_prefill_threshold: u32,
+    /// Seed of requests that have none; `None` draws one.
+    pub seed: Option<u64>,
+}
+
+impl Default for EngineOptions {
+    fn default() -> Self {
+        Self {
+            overlap: false,
+            prefix_caching: true,
+            policy: Policy::Fcfs,
+            long_prefill_threshold: 0,
+            seed: None,
+        }
+    }
+}
+
+/// The engine's side of a handle, before there is a worker.
+#[derive(Debug)]
+pub struct EngineSeat {
+    shared: Arc<Shared>,
+    commands: Receiver<Command>,
+}
+
+/// A handle, and the seat that an [`Engine`] takes once its worker is built. `max_open` bounds the open requests.
+pub fn seat(clock: Arc<dyn Clock>, max_open: usize) -> (EngineHandle, EngineSeat) {
+    let (sender, commands) = channel();
+    let shared = Arc::new(Shared::new(clock, max_open));
+    (EngineHandle { shared: Arc::clone(&shared), commands: sender }, EngineSeat { shared, commands })
+}
+
+/// What a call of [`Engine::step`] did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turn {
+    /// A step was submitted or collected.
+    Worked,
+    /// There is no request.
+    Idle,
+}
+
+/// A worker, a scheduler and the requests between them.
+pub struct Engine<W> {
+    worker: W,
+    scheduler: Scheduler,
+    shared: Arc<Shared>,
+    commands: Receiver<Command>,
+    metrics: EngineMetrics,
+    options: EngineOptions,
+    seed: u64,
+    /// Plans of submitted steps, oldest first.
+    flight: VecDeque<StepPlan>,
+    spare: Vec<StepPlan>,
+    output: StepOutput,
+    events: Vec<RowEvent>,
+    woken: Vec<Arc<Mailbox>>,
+    counted: SchedulerCounters,
+    out_of_memory: bool,
+}
+
+impl<W> std::fmt::Debug for Engine<W> {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("Engine").field("options", &self.options).finish_non_exhaustive()
+    }
+}
+
+/// A number that differs from process to process.
+fn random() -> u64 {
+    RandomState::new().build_hasher().finish()
+}
+
+fn scheduler_config(info: &WorkerInfo, options: &EngineOptions) -> SchedulerConfig {
+    SchedulerConfig {
+        max_num_seqs: info.max_num_seqs,
+        max_num_batched_tokens: info.max_num_batched_tokens,
+        max_model_len: info.max_model_len,
+        block_size: info.block_size,
+        num_blocks: info.num_blocks,
+        prefix_caching: options.prefix_caching,
+        long_prefill_threshold: options.long_prefill_threshold,
+        policy: options.policy,
+        hash_seed: random(),
+        admissions: info.admission_limits(),
+    }
+}
+
+impl WorkerInfo {
+    /// What the admissions of one step may carry.
+    pub const fn admission_limits(&self) -> AdmissionLimits {
+        AdmissionLimits::for_engine(
+            self.max_num_seqs,
+            self.max_num_batched_tokens,
+            self.max_model_len,
+            self.block_size,
+            self.vocab_size,
+        )
+    }
+
+    /// Refuses a shape in which a single request could not finish.
+    pub fn validate(&self) -> std::result::Result<(), String> {
+        let needed = self.max_model_len.div_ceil(self.block_size.max(1));
+        let usable = self.num_blocks.saturating_sub(1);
+        if self.max_num_seqs == 0 || self.max_num_batched_tokens == 0 || self.block_size == 0 {
+            return Err("max_num_seqs, max_num_batched_tokens and block_size must be at least 1".to_owned());
+        }
+        if needed > usable {
+            let (len, fits) = (self.max_model_len, usable * self.block_size);
+            return Err(format!(
+                "max_model_len {len} needs {needed} KV blocks and there are {usable}: {fits} tokens fit"
+            ));
+        }
+        Ok(())
+    }
+}
+
+impl<W: Worker> Engine<W> {
+    /// Seats a worker: from now on the handle takes requests.
+    ///
+    /// # Errors
+    /// `Engine` if the worker's sizes contradict each other.
+    pub fn new(seat: EngineSeat, worker: W, options: EngineOptions, metrics: EngineMetrics) -> Result<Self> {
+        let info = worker.info().clone();
+        if let Err(message) = info.validate() {
+            let error = Error::Engine { message };
+            seat.shared.fail(error.clone());
+            return Err(error);
+        }
+        let scheduler = Scheduler::new(scheduler_config(&info, &options));
+        let rows = info.max_num_seqs as usize;
+        // The seat is fresh, so nobody has set the info before.
+        let _ = seat.shared.info.set(info);
+        seat.shared.set_phase(Health::Ready);
+        Ok(Self {
+            worker,
+            scheduler,
+            shared: seat.shared,
+            commands: seat.commands,
+            metrics,
+            options,
+            seed: options.seed.unwrap_or_else(random),
+            flight: VecDeque::with_capacity(2),
+            spare: vec![StepPlan::default(), StepPlan::default()],
+            output: StepOutput::default(),
+            events: Vec::with_capacity(rows),
+            woken: Vec::with_capacity(rows),
+            counted: SchedulerCounters::default(),
+            out_of_memory: false,
+        })
+    }
+
+    /// The shape of the KV cache, for metrics.
+    pub fn cache_config(&self) -> CacheConfig {
+        let info = self.worker.info();
+        CacheConfig {
+            block_size: info.block_size,
+            num_blocks: info.num_blocks,
+            cache_dtype: info.dtype.clone(),
+            enable_prefix_caching: self.options.prefix_caching,
+        }
+    }
+
+    /// The worker.
+    pub const fn worker(&self) -> &W {
+        &self.worker
+    }
+
+    /// The scheduler, for tests and idle checks.
+    pub const fn scheduler(&self) -> &Scheduler {
+        &self.scheduler
+    }
+
+    /// Serves until shutdown or the first fatal error. Every stream has ended when this returns.
+    pub fn run(&mut self) -> Result<()> {
+        // A panic in here is a bug of ours; it must end the streams, not leave them hanging.
+        let result = catch_unwind(AssertUnwindSafe(|| self.serve())).unwrap_or_else(|panic| {
+            Err(Error::Engine { message: format!("the engine panicked: {}", text_of(&*panic)) })
+        });
+        if let Err(error) = &result {
+            tracing::error!(%error, step = self.scheduler_summary(), "the engine failed");
+            self.shared.fail(error.clone());
+        }
+        // A worker that has just failed may fail again here; the first error is what counts.
+        let _ = catch_unwind(AssertUnwindSafe(|| self.worker.shutdown()));
+        result
+    }
+
+    fn serve(&mut self) -> Result<()> {
+        loop {
+            if self.shared.stopping.load(Ordering::Acquire) {
+                self.shared.finish_all(&FinishReason::Abort);
+                return Ok(());
+            }
+            if self.step()? == Turn::Idle {
+                match self.commands.recv() {
+                    Ok(command) => self.obey(command),
+                    // Every handle is gone, so nobody can ask for anything.
+                    Err(_) => return Ok(()),
+                }
+            }
+        }
+    }
+
+    /// Takes waiting commands and turns the crank once.
+    ///
+    /// # Errors
+    /// `Engine` when the worker failed. The caller then ends the streams: [`Self::run`] does, others call
+    /// [`EngineHandle::fail`].
+    pub fn step(&mut self) -> Result<Turn> {
+        while let Ok(command) = self.commands.try_recv() {
+            self.obey(command);
+        }
+        if self.scheduler.is_idle() && self.flight.is_empty() {
+            self.report_load();
+            return Ok(Turn::Idle);
+        }
+        let started = self.shared.clock.now().as_nanos() as u64 + 1;
+        self.shared.step_started.store(started, Ordering::Release);
+        let result = self.turn();
+        self.shared.step_started.store(0, Ordering::Release);
+        self.report_load();
+        match result {
+            Ok(()) => Ok(Turn::Worked),
+            Err(WorkerError::OutOfMemory { message, detail }) => {
+                self.survive_out_of_memory(&message, &detail)
+            }
+            Err(WorkerError::Fatal { message, detail }) => {
+                if !detail.is_empty() {
+                    tracing::error!("{detail}");
+                }
+                Err(Error::Engine { message })
+            }
+        }
+    }
+
+    fn turn(&mut self) -> std::result::Result<(), WorkerError> {
+        let mut plan = self.spare.pop().unwrap_or_default();
+        let planned = self.scheduler.plan(&mut plan, self.shared.clock.now());
+        if planned {
+            let submitted = self.worker.submit(&plan);
+            if submitted.is_ok() {
+                self.flight.push_back(plan);
+            } else {
+                self.spare.push(plan);
+            }
+            submitted?;
+        } else {
+            self.spare.push(plan);
+            if self.flight.is_empty() && !self.scheduler.is_idle() {
+                let message = format!("no request can be scheduled: {}", self.scheduler_summary());
+                return Err(WorkerError::Fatal { message, detail: String::new() });
+            }
+        }
+        let depth = usize::from(planned && self.options.overlap);
+        while self.flight.len() > depth {
+            self.collect_oldest()?;
+        }
+        // A step went through, so the next shortage starts a new count.
+        self.out_of_memory = false;
+        Ok(())
+    }
+
+    fn collect_oldest(&mut self) -> std::result::Result<(), WorkerError> {
+        let Some(plan) = self.flight.pop_front() else { return Ok(()) };
+        self.output.clear();
+        let collected = self.worker.collect(&plan, &mut self.output);
+        if collected.is_ok() {
+            let now = self.shared.clock.now();
+            self.scheduler.commit(&plan, &self.output, now, &mut self.events);
+            self.publish();
+        }
+        self.spare.push(plan);
+        collected
+    }
+
+    /// Once, everything is computed again with half the tokens per step; the second time in a row is fatal.
+    fn survive_out_of_memory(&mut self, message: &str, detail: &str) -> Result<Turn> {
+        if self.out_of_memory || self.scheduler.config().max_num_batched_tokens == 1 {
+            return Err(Error::Engine { message: format!("out of memory twice in a row: {message}") });
+        }
+        self.out_of_memory = true;
+        while !self.flight.is_empty() {
+            if let Err(error) = self.collect_oldest() {
+                return Err(Error::Engine { message: error.to_string() });
+            }
+        }
+        let budget = self.scheduler.config().max_num_batched_tokens / 2;
+        tracing::warn!(%message, budget, "out of memory in a step: everything is computed again, in smaller steps");
+        tracing::debug!("{detail}");
+        self.scheduler.recompute_all();
+        self.scheduler.set_token_budget(budget);
+        Ok(Turn::Worked)
+    }
+
+    fn obey(&mut self, command: Command) {
+        match command {
+            Command::Add(id, request) => {
+                // Ended between submission and here: nobody would read its output.
+                if self.shared.registry().contains_key(&id) {
+                    let eos = &self.worker.info().eos_token_ids;
+                    let seed = sibling_seed(self.seed, id.0 as u32);
+                    self.scheduler.add(id, request, eos, seed, self.shared.clock.now());
+                }
+            }
+            Command::End(id, reason) => {
+                if let Some(finish) = self.scheduler.finish_of(id, reason) {
+                    count_finish(&self.metrics, &finish);
+                    self.scheduler.abort(id);
+                }
+            }
+            Command::ResetPrefixCache(answer) => {
+                // Nobody waits for the answer any more if this fails.
+                let _ = answer.send(self.scheduler.reset_prefix_cache());
+            }
+            Command::Shutdown => self.shared.stopping.store(true, Ordering::Release),
+        }
+    }
+
+    /// Appends to every mailbox of the step, then wakes them: one sampling point for the step's metrics.
+    fn publish(&mut self) {
+        let mut iteration_tokens = 0;
+        {
+            let mut registry = self.shared.registry();
+            for event in &self.events {
+                let ended = event.finish.is_some();
+                let mailbox = if ended {
+                    registry.remove(&event.request)
+                } else {
+                    registry.get(&event.request).cloned()
+                };
+                // The front end gave the request up; its command is on the way.
+                let Some(mailbox) = mailbox else { continue };
+                mailbox.append(|delta| extend(delta, event, &self.output));
+                self.woken.push(mailbox);
+                iteration_tokens += observe(&self.metrics, event);
+            }
+        }
+        self.metrics.step(iteration_tokens);
+        for mailbox in self.woken.drain(..) {
+            mailbox.wake();
+        }
+    }
+
+    fn report_load(&mut self) {
+        let (running, waiting) = (self.scheduler.num_running() as u64, self.scheduler.num_waiting() as u64);
+        let pool = self.scheduler.pool();
+        self.shared.running.store(running, Ordering::Relaxed);
+        self.shared.waiting.store(waiting, Ordering::Relaxed);
+        self.shared.used_blocks.store(pool.used() as u64, Ordering::Relaxed);
+        self.metrics.queues(running, waiting, pool.used() as f64 / pool.total().max(1) as f64);
+        let now = *self.scheduler.counters();
+        let before = std::mem::replace(&mut self.counted, now);
+        self.metrics
+            .prefix_cache(now.prefix_queries - before.prefix_queries, now.prefix_hits - before.prefix_hits);
+        self.metrics.preempted(now.preemptions - before.preemptions);
+    }
+
+    fn scheduler_summary(&self) -> String {
+        let (running, waiting) = (self.scheduler.num_running(), self.scheduler.num_waiting());
+        let last = self.flight.back().or(self.spare.last());
+        let (step, rows, tokens) =
+            last.map_or((0, 0, 0), |plan| (plan.step.0, plan.rows.len(), plan.num_tokens()));
+        let free = self.scheduler.pool().free();
+        format!(
+            "step {step}: {rows} rows, {tokens} tokens; {running} running, {waiting} waiting, {free} free blocks"
+        )
+    }
+}
+
+fn text_of(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".to_owned())
+}
+
+fn extend(delta: &mut OutputDelta, event: &RowEvent, output: &StepOutput) {
+    delta.tokens.extend_from_slice(&output.tokens[event.tokens.clone()]);
+    if event.wants_logprobs {
+        delta.logprobs.extend(output.logprobs[event.tokens.clone()].iter().map(|at| output.logprobs_of(at)));
+    }
+    let scores = output.prompt_logprobs[event.prompt_scores.clone()].iter();
+    delta.prompt_logprobs.extend(scores.map(|at| output.logprobs_of(at)));
+    delta.prefill = delta.prefill.or(event.first.map(|first| first.prefill));
+    if let Some(finish) = &event.finish {
+        delta.finish = Some(finish.reason.clone());
+        delta.timing = Some(finish.timing);
+    }
+}
+
+/// Counts a row's event; returns its share of the step's tokens: generated ones and computed prompt tokens.
+fn observe(metrics: &EngineMetrics, event: &RowEvent) -> u64 {
+    let generated = event.tokens.len() as u64;
+    metrics.tokens(generated);
+    if let Some(gap) = event.gap {
+        metrics.inter_token(gap.as_secs_f64());
+    }
+    let mut computed = 0;
+    if let Some(first) = event.first {
+        metrics.first_token(first.prefill);
+        metrics.time_to_first_token(first.latency.as_secs_f64());
+        computed = u64::from(first.prefill.computed_tokens);
+    }
+    if let Some(finish) = &event.finish {
+        count_finish(metrics, finish);
+    }
+    generated + computed
+}
+
+fn count_finish(metrics: &EngineMetrics, finish: &Finish) {
+    metrics.finished(
+        &finish.reason,
+        &FinishedRequest {
+            prompt_tokens: finish.prompt_tokens,
+            generation_tokens: finish.generation_tokens,
+            max_tokens: finish.max_tokens,
+            cached_tokens: finish.cached_tokens,
+            timing: finish.timing,
+        },
+    );
+}
