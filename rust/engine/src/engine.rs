@@ -198,6 +198,17 @@ impl<W: Worker> Engine<W> {
         &self.worker
     }
 
+    /// The worker, for what only its owner may do.
+    pub const fn worker_mut(&mut self) -> &mut W {
+        &mut self.worker
+    }
+
+    /// Ends the worker of a loop that the caller drove with [`Self::step`]. [`Self::run`] does this itself.
+    pub fn shutdown(&mut self) {
+        self.shared.finish_all(&FinishReason::Abort);
+        self.worker.shutdown();
+    }
+
     /// The scheduler, for tests and idle checks.
     pub const fn scheduler(&self) -> &Scheduler {
         &self.scheduler

@@ -303,16 +303,25 @@ fn the_least_important_request_is_preempted_under_the_priority_policy() {
 
 #[test]
 fn blocks_of_a_request_that_is_preempted_out_of_the_step_are_not_found_later() {
-    // 8 usable blocks of 4. When the first request fills its 4th block, the second needs its 5th and is more important:
-    // the first leaves the very step that would have filled the block.
-    let limits = SchedulerConfig { num_blocks: 9, max_model_len: 32, policy: Policy::Priority, ..config() };
+    // 7 usable blocks of 4, prompts in chunks of 8. In step 3 the first request fills its 5th and 6th block, the last
+    // free ones; then the second, more important, needs a block and gets the 6th: the first leaves the very step that
+    // would have computed what its 5th block is named for.
+    let limits = SchedulerConfig {
+        num_blocks: 8,
+        max_model_len: 28,
+        policy: Policy::Priority,
+        long_prefill_threshold: 8,
+        ..config()
+    };
     let mut rig = Rig::new(limits, 0);
-    let [first, second] = [(12, 12, 5), (14, 4, -5)].map(|(len, max_tokens, priority)| {
+    let [first, second] = [(25, 3, 5), (4, 2, -5)].map(|(len, max_tokens, priority)| {
         let mut new = Arc::unwrap_or_clone(request(&vec![len; len as usize], max_tokens));
         new.priority = priority;
         Arc::new(new)
     });
     rig.add(0, &first);
+    // Company, so that the chunk limit holds in the first step too.
+    rig.add(2, &request(&[1], 1));
     rig.turn();
     rig.add(1, &second);
     rig.drain();
