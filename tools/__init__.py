@@ -1,0 +1,1 @@
+"""The project's own command-line tools; standard library only: they run before anything is installed."""
