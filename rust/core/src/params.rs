@@ -4,6 +4,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Error, Result, TokenId};
 
+/// Below this a temperature is greedy: dividing by it would leave nothing but the best token.
+const GREEDY_BELOW: f32 = 1e-5;
+/// The least temperature that logits are divided by: less could overflow single precision.
+const LEAST_TEMPERATURE: f32 = 1e-2;
+
 /// How tokens are chosen and when to stop. Defaults are OpenAI's.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
@@ -94,6 +99,19 @@ impl SamplingParams {
     /// True if the worker must know which tokens occurred (any penalty is on).
     pub fn needs_history(&self) -> bool {
         self.presence_penalty != 0.0 || self.frequency_penalty != 0.0 || self.repetition_penalty != 1.0
+    }
+
+    /// The same wishes in the one form that the engine is given: a temperature that would overflow single precision is
+    /// raised, one that leaves nothing but the best token is greedy, and lists of ids hold each id once.
+    #[must_use]
+    pub fn canonical(mut self) -> Self {
+        self.temperature =
+            if self.temperature < GREEDY_BELOW { 0.0 } else { self.temperature.max(LEAST_TEMPERATURE) };
+        for ids in [Some(&mut self.stop_token_ids), self.allowed_token_ids.as_mut()].into_iter().flatten() {
+            ids.sort_unstable();
+            ids.dedup();
+        }
+        self
     }
 
     /// Checks every value against the model's limits; the error names field, value and limit.
@@ -222,6 +240,26 @@ mod tests {
         let params = SamplingParams { logprobs: Some(21), ..SamplingParams::default() };
         let error = params.validate(&LIMITS).expect_err("21 is over the limit of 20");
         assert_eq!(error.to_string(), "logprobs must be at most 20, got 21");
+    }
+
+    #[test]
+    fn tiny_temperatures_are_greedy_and_small_ones_cannot_overflow() {
+        let canonical =
+            |temperature| SamplingParams { temperature, ..SamplingParams::default() }.canonical().temperature;
+        assert_eq!([0.0, 1e-40, 9e-6].map(canonical), [0.0; 3]);
+        assert_eq!([1e-5, 1e-3, 0.01].map(canonical), [0.01; 3]);
+        assert_eq!([0.02, 1.0, 5.0].map(canonical), [0.02, 1.0, 5.0]);
+    }
+
+    #[test]
+    fn canonical_lists_hold_each_id_once() {
+        let params = SamplingParams {
+            stop_token_ids: vec![3, 1, 3],
+            allowed_token_ids: Some(vec![7, 7, 7]),
+            ..SamplingParams::default()
+        };
+        let params = params.canonical();
+        assert_eq!((params.stop_token_ids, params.allowed_token_ids), (vec![1, 3], Some(vec![7])));
     }
 
     #[test]

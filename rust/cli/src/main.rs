@@ -1,0 +1,51 @@
+//! `frizzen`: a real binary without Python in it.
+//!
+//! * [`launch`]: `serve` becomes `python -m frizzen serve`, in the same process; [`interpreter`] finds the Python.
+//! * [`mock`]: `mock-serve`, the whole server over a worker without a model.
+//! * [`render`]: `render`, a conversation as the model would see it.
+
+mod interpreter;
+mod launch;
+mod mock;
+mod render;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(
+    name = "frizzen",
+    version,
+    about = "Inference engine for language models",
+    disable_help_subcommand = true
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Serve a model over HTTP (runs `python -m frizzen serve`)
+    Serve(launch::ServeArgs),
+    /// Serve without a model: the real server over a worker that makes text up
+    MockServe(Box<mock::MockServeArgs>),
+    /// Show the prompt and the token ids of a conversation
+    Render(render::RenderArgs),
+}
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().command {
+        Command::Serve(args) => launch::serve(&args).map(|never| match never {}),
+        Command::MockServe(args) => mock::serve(*args),
+        Command::Render(args) => render::render(&args),
+    };
+    result.unwrap_or_else(|message| {
+        #[expect(clippy::print_stderr, reason = "the last words of a command-line program")]
+        {
+            eprintln!("frizzen: {message}");
+        }
+        ExitCode::FAILURE
+    })
+}

@@ -1,0 +1,370 @@
+//! The flags of `serve`, in vLLM's spelling where vLLM has them.
+//!
+//! [`EngineArgs`] become the JSON from which the worker is built: only what was given is written, so every default
+//! stands in one place, the worker's configuration. [`HttpArgs`] are the front end's own.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use frizzen_engine::EngineOptions;
+use frizzen_metrics::MetricsOptions;
+use frizzen_sched::Policy;
+use serde::Serialize;
+
+/// Everything that `frizzen serve` takes.
+#[derive(Args, Clone, Debug)]
+pub struct ServerConfig {
+    /// What the engine is asked for.
+    #[command(flatten)]
+    pub engine: EngineArgs,
+    /// How the engine schedules.
+    #[command(flatten)]
+    pub scheduling: SchedulingArgs,
+    /// How it is served.
+    #[command(flatten)]
+    pub http: HttpArgs,
+}
+
+/// Flags that the worker's configuration knows under the same name with underscores.
+#[derive(Args, Clone, Debug, Default, Serialize)]
+#[command(next_help_heading = "Engine")]
+pub struct EngineArgs {
+    /// A catalogue name, a directory, a file or a Hugging Face id
+    #[arg(value_name = "MODEL", required_unless_present = "model_flag")]
+    pub model: Option<String>,
+    /// The same as the positional argument
+    #[arg(long = "model", value_name = "MODEL", conflicts_with = "model", hide = true)]
+    #[serde(skip)]
+    pub model_flag: Option<String>,
+    /// Where the tokenizer is, if not with the model
+    #[arg(long)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tokenizer: Option<String>,
+    /// Type of weights and activations: auto, float32, bfloat16 or float16
+    #[arg(long)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dtype: Option<String>,
+    /// auto, cpu or cuda
+    #[arg(long)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub device: Option<String>,
+    /// Format of the checkpoint: auto, safetensors, gguf or dummy
+    #[arg(long)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub load_format: Option<String>,
+    /// Prompt and output together, in tokens
+    #[arg(long, value_name = "TOKENS", value_parser = parse_count)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_model_len: Option<u64>,
+    /// Requests that run at the same time
+    #[arg(long, value_name = "N", value_parser = parse_count)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_num_seqs: Option<u64>,
+    /// Tokens of one step; longer prompts are computed in chunks
+    #[arg(long, value_name = "TOKENS", value_parser = parse_count)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_num_batched_tokens: Option<u64>,
+    /// Bytes for the KV cache, such as 4G or 512M
+    #[arg(long, alias = "kv-cache-memory-bytes", value_name = "BYTES", value_parser = parse_size)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kv_cache_memory: Option<u64>,
+    /// Tokens per KV block
+    #[arg(long, value_name = "TOKENS")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub block_size: Option<u32>,
+    /// Most alternatives per token that a request may ask for
+    #[arg(long, value_name = "N")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_logprobs: Option<u32>,
+    /// Seeds dummy weights
+    #[arg(long)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub seed: Option<u64>,
+    /// Threads of the torch operators on a CPU
+    #[arg(long, value_name = "N")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub num_threads: Option<u32>,
+    /// Refuse to start with a kernel that is not the best one whose absence can be repaired
+    #[arg(long)]
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub strict: bool,
+}
+
+impl EngineArgs {
+    /// The model asked for, however it was given.
+    pub fn model(&self) -> &str {
+        self.model.as_deref().or(self.model_flag.as_deref()).unwrap_or_default()
+    }
+}
+
+/// In which order waiting requests are served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, ValueEnum)]
+pub enum SchedulingPolicy {
+    /// First come, first served.
+    #[default]
+    Fcfs,
+    /// Smaller `priority` first; ties first come, first served.
+    Priority,
+}
+
+/// Flags of the scheduler and the engine loop.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Scheduling")]
+pub struct SchedulingArgs {
+    /// In which order waiting requests are served
+    #[arg(long, value_enum, default_value_t)]
+    pub scheduling_policy: SchedulingPolicy,
+    /// Reuse the KV blocks of equal prompt prefixes (the default)
+    #[arg(long, overrides_with = "no_enable_prefix_caching")]
+    pub enable_prefix_caching: bool,
+    /// Compute every prompt in full
+    #[arg(long, overrides_with = "enable_prefix_caching")]
+    pub no_enable_prefix_caching: bool,
+    /// Plan the next step while one runs
+    #[arg(long, overrides_with = "no_overlap")]
+    pub overlap: bool,
+    /// Plan each step after the one before it (the default)
+    #[arg(long, overrides_with = "overlap")]
+    pub no_overlap: bool,
+    /// Requests that may be open at the same time, each of the n samples counted; more get 503
+    #[arg(long, value_name = "N", default_value_t = 4096)]
+    pub max_queue: usize,
+}
+
+impl SchedulingArgs {
+    /// Whether equal prefixes share blocks.
+    pub const fn prefix_caching(&self) -> bool {
+        !self.no_enable_prefix_caching
+    }
+}
+
+/// Names under which metrics are emitted besides `frizzen:`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum MetricsCompat {
+    /// The `vllm:` names.
+    Vllm,
+}
+
+/// Flags of the HTTP server.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Server")]
+pub struct HttpArgs {
+    /// Address to listen on
+    #[arg(long, default_value = "127.0.0.1")]
+    pub host: String,
+    /// Port to listen on; 0 takes a free one
+    #[arg(long, default_value_t = 8000)]
+    pub port: u16,
+    /// Names under which the model answers; the first one is shown
+    #[arg(long, num_args = 1.., value_name = "NAME")]
+    pub served_model_name: Vec<String>,
+    /// Keys of which every request must bring one; the environment variable `FRIZZEN_API_KEY` adds one
+    #[arg(long, num_args = 1.., value_name = "KEY")]
+    pub api_key: Vec<String>,
+    /// Origins that browsers may call from; none by default, '*' is all
+    #[arg(long, num_args = 1.., value_name = "ORIGIN")]
+    pub allowed_origins: Vec<String>,
+    /// A file with the chat template to use instead of the model's
+    #[arg(long, value_name = "FILE")]
+    pub chat_template: Option<PathBuf>,
+    /// Also emit metrics under another server's names
+    #[arg(long, value_enum, value_name = "SERVER")]
+    pub metrics_compat: Option<MetricsCompat>,
+    /// Largest request body, such as 32M
+    #[arg(long, value_name = "BYTES", default_value = "32M", value_parser = parse_size)]
+    pub body_limit: u64,
+    /// Seconds that open requests get to end after SIGTERM
+    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = parse_seconds)]
+    pub drain_timeout: Duration,
+    /// Seconds that one step may take before the engine counts as dead
+    #[arg(long, value_name = "SECONDS", default_value = "300", value_parser = parse_seconds)]
+    pub step_timeout: Duration,
+    /// Seconds of silence in a stream after which a comment is sent; 0 never sends one
+    #[arg(long, value_name = "SECONDS", default_value = "15", value_parser = parse_seconds)]
+    pub keep_alive: Duration,
+}
+
+impl ServerConfig {
+    /// The names under which the model answers, at least one.
+    pub fn model_names(&self) -> Vec<String> {
+        if self.http.served_model_name.is_empty() {
+            vec![self.engine.model().to_owned()]
+        } else {
+            self.http.served_model_name.clone()
+        }
+    }
+
+    /// How the engine's loop runs.
+    pub fn engine_options(&self) -> EngineOptions {
+        EngineOptions {
+            overlap: self.scheduling.overlap,
+            prefix_caching: self.scheduling.prefix_caching(),
+            policy: match self.scheduling.scheduling_policy {
+                SchedulingPolicy::Fcfs => Policy::Fcfs,
+                SchedulingPolicy::Priority => Policy::Priority,
+            },
+            seed: self.engine.seed,
+            ..EngineOptions::default()
+        }
+    }
+
+    /// What the metrics are made for.
+    pub fn metrics_options(&self) -> MetricsOptions {
+        MetricsOptions {
+            model_name: self.model_names().swap_remove(0),
+            vllm_names: self.http.metrics_compat == Some(MetricsCompat::Vllm),
+        }
+    }
+
+    /// The worker's configuration: a JSON object with the fields that were given.
+    pub fn engine_json(&self) -> String {
+        #[derive(Serialize)]
+        struct Fields<'a> {
+            #[serde(flatten)]
+            engine: &'a EngineArgs,
+            served_model_name: &'a str,
+            enable_prefix_caching: bool,
+            overlap: bool,
+        }
+        let engine = EngineArgs { model: Some(self.engine.model().to_owned()), ..self.engine.clone() };
+        let names = self.model_names();
+        serde_json::to_string(&Fields {
+            engine: &engine,
+            served_model_name: &names[0],
+            enable_prefix_caching: self.scheduling.prefix_caching(),
+            overlap: self.scheduling.overlap,
+        })
+        .expect("strings, numbers and booleans are always JSON")
+    }
+}
+
+/// A number of bytes with an optional suffix: `K`, `M`, `G`, `T` are powers of 1024, as are `KiB` and so on.
+///
+/// # Errors
+/// A sentence that names the text.
+pub fn parse_size(text: &str) -> Result<u64, String> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let shift = match text[digits.len()..].to_ascii_lowercase().as_str() {
+        "" | "b" => 0,
+        "k" | "kb" | "kib" => 10,
+        "m" | "mb" | "mib" => 20,
+        "g" | "gb" | "gib" => 30,
+        "t" | "tb" | "tib" => 40,
+        _ => return Err(format!("'{text}' is not a number of bytes such as 512M or 4G")),
+    };
+    scaled(digits, (1_u64 << shift) as f64)
+        .ok_or_else(|| format!("'{text}' is not a number of bytes such as 512M or 4G"))
+}
+
+/// A number of tokens or requests; `k` is 1000 and `K` is 1024, as in vLLM.
+fn parse_count(text: &str) -> Result<u64, String> {
+    let (digits, scale) = match text.as_bytes().last() {
+        Some(b'k') => (&text[..text.len() - 1], 1000.0),
+        Some(b'K') => (&text[..text.len() - 1], 1024.0),
+        _ => (text, 1.0),
+    };
+    match scaled(digits, scale) {
+        Some(count) if count > 0 => Ok(count),
+        _ => Err(format!("'{text}' is not a positive number such as 4096 or 8k")),
+    }
+}
+
+fn scaled(digits: &str, scale: f64) -> Option<u64> {
+    let value: f64 = digits.trim().parse().ok()?;
+    let scaled = value * scale;
+    // Above 2^53 the product is no longer exact; nothing that is counted here comes near.
+    (scaled.is_finite() && (0.0..9e15).contains(&scaled) && scaled.fract() == 0.0).then_some(scaled as u64)
+}
+
+fn parse_seconds(text: &str) -> Result<Duration, String> {
+    text.parse()
+        .ok()
+        .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
+        .ok_or_else(|| format!("'{text}' is not a number of seconds"))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        config: ServerConfig,
+    }
+
+    fn parse(flags: &[&str]) -> ServerConfig {
+        Cli::try_parse_from(std::iter::once(&"serve").chain(flags))
+            .unwrap_or_else(|error| panic!("{error}"))
+            .config
+    }
+
+    #[test]
+    fn sizes_take_suffixes() {
+        assert_eq!(parse_size("4G"), Ok(4 << 30));
+        assert_eq!(parse_size("512M"), Ok(512 << 20));
+        assert_eq!(parse_size("1.5GiB"), Ok(3 << 29));
+        assert_eq!(parse_size("1000"), Ok(1000));
+        for bad in ["", "G", "4X", "-1M", "1e400", "nan", "0.3", "12é"] {
+            assert!(parse_size(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn only_what_was_given_reaches_the_worker() {
+        let json = parse(&["smollm2-135m"]).engine_json();
+        let fields: serde_json::Value = serde_json::from_str(&json).unwrap();
+        assert_eq!(
+            fields,
+            serde_json::json!({"model": "smollm2-135m", "served_model_name": "smollm2-135m",
+                "enable_prefix_caching": true, "overlap": false})
+        );
+    }
+
+    #[test]
+    fn flags_are_the_workers_fields() {
+        let json = parse(&[
+            "--model",
+            "dir",
+            "--served-model-name",
+            "a",
+            "b",
+            "--max-model-len",
+            "8k",
+            "--kv-cache-memory-bytes",
+            "1G",
+            "--no-enable-prefix-caching",
+            "--overlap",
+            "--strict",
+        ])
+        .engine_json();
+        let fields: serde_json::Value = serde_json::from_str(&json).unwrap();
+        assert_eq!(
+            fields,
+            serde_json::json!({"model": "dir", "served_model_name": "a", "max_model_len": 8000,
+                "kv_cache_memory": 1 << 30, "strict": true, "enable_prefix_caching": false, "overlap": true})
+        );
+    }
+
+    #[test]
+    fn the_later_of_two_opposite_flags_wins() {
+        assert!(
+            parse(&["m", "--no-enable-prefix-caching", "--enable-prefix-caching"])
+                .scheduling
+                .prefix_caching()
+        );
+        assert!(!parse(&["m", "--overlap", "--no-overlap"]).scheduling.overlap);
+    }
+
+    #[test]
+    fn a_flag_of_nothing_is_refused() {
+        for bad in
+            [["m", "--max-num-seqs", "0"], ["m", "--drain-timeout", "-1"], ["m", "--step-timeout", "nan"]]
+        {
+            assert!(Cli::try_parse_from(std::iter::once(&"serve").chain(&bad)).is_err(), "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! What every request passes on its way in and out: its id, the key check, the HTTP metrics.
+
+use std::time::Instant;
+
+use axum::body::Body;
+use axum::extract::{MatchedPath, Request, State};
+use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use axum::http::{HeaderValue, Method as HttpMethod, StatusCode};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+
+use crate::error::ApiError;
+use crate::ids::REQUEST_ID;
+use crate::routes::{self, Auth};
+use crate::state::SharedState;
+
+/// The id of a request, for its handler.
+#[derive(Clone, Debug)]
+pub struct RequestName(pub std::sync::Arc<str>);
+
+/// Label of requests that matched no route.
+const NO_ROUTE: &str = "other";
+/// Probes and scrapers would drown the requests of users.
+const UNCOUNTED: [&str; 5] = ["/metrics", "/health", "/load", "/ping", "/version"];
+
+/// The outermost middleware.
+pub async fn edge(State(state): State<SharedState>, mut request: Request, next: Next) -> Response {
+    let started = Instant::now();
+    let name: std::sync::Arc<str> = state.ids.of(request.headers()).into();
+    request.extensions_mut().insert(RequestName(name.clone()));
+    let template = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
+    // The table's own string: a label with the life of the program.
+    let route = template.as_deref().and_then(|template| routes::find(template).next());
+    let is_open = route.is_some_and(|route| route.auth == Auth::Open);
+    let method = request.method().clone();
+    let checked = if is_open { Ok(()) } else { state.keys.check(request.headers()) };
+    let mut response = match checked {
+        Ok(()) => next.run(request).await,
+        Err(error) => error.into_response(),
+    };
+    if let Ok(value) = HeaderValue::from_str(&name) {
+        response.headers_mut().insert(REQUEST_ID, value);
+    }
+    let handler = route.map_or(NO_ROUTE, |route| route.path);
+    if !UNCOUNTED.contains(&handler) {
+        let (status, seconds) = (response.status().as_u16(), started.elapsed().as_secs_f64());
+        state.http_metrics.answered(method.as_str(), handler, status, seconds);
+        tracing::debug!(request = %name, %method, handler, status, seconds, "answered");
+    }
+    if method == HttpMethod::HEAD { response.map(|_| Body::empty()) } else { response }
+}
+
+/// Turns a panic of a handler into that request's 500.
+pub fn panicked(panic: &(dyn std::any::Any + Send)) -> Response {
+    let text =
+        panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    tracing::error!(panic = text.unwrap_or("no message"), "a handler panicked");
+    ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "the server failed on this request").into_response()
+}
+
+/// A JSON answer.
+pub fn json(body: Vec<u8>) -> Response {
+    let mut response = body.into_response();
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
+/// The headers of an event stream.
+pub fn event_stream(body: Body) -> Response {
+    let mut response = body.into_response();
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    // Tells nginx not to collect the events.
+    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_is_a_500_that_says_nothing_of_itself() {
+        let secret: Box<dyn std::any::Any + Send> = Box::new("index 7 out of range".to_owned());
+        let response = panicked(&*secret);
+        assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
+        assert_eq!(response.headers()[CONTENT_TYPE], "application/json");
+    }
+}

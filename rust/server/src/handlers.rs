@@ -1,0 +1,193 @@
+//! The handlers of the route table.
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::{Path, Request, State};
+use axum::http::header::{ACCEPT, CONTENT_TYPE};
+use axum::http::{HeaderMap, HeaderValue, StatusCode};
+use axum::response::{IntoResponse, Response};
+use frizzen_engine::Health;
+use frizzen_metrics::TextFormat;
+use serde_json::{Value, json};
+
+use crate::body;
+use crate::edge::{self, RequestName};
+use crate::error::ApiError;
+use crate::output::generation;
+use crate::output::stream::EventStream;
+use crate::prepare::{self, off_thread};
+use crate::request::chat::conversation;
+use crate::request::{Dialect, Fields};
+use crate::state::{AppState, SharedState};
+
+type Answer = Result<Response, ApiError>;
+
+fn to_json(value: &Value) -> Response {
+    edge::json(value.to_string().into_bytes())
+}
+
+/// `POST /v1/chat/completions`
+pub async fn chat(State(state): State<SharedState>, request: Request) -> Answer {
+    generate(state, request, Dialect::Chat).await
+}
+
+/// `POST /v1/completions`
+pub async fn completions(State(state): State<SharedState>, request: Request) -> Answer {
+    generate(state, request, Dialect::Completions).await
+}
+
+/// Whoever leaves, wherever, drops this future or the body it returned, and with it the generation.
+async fn generate(state: SharedState, request: Request, dialect: Dialect) -> Answer {
+    state.model()?;
+    let name = request.extensions().get::<RequestName>().map(|name| Arc::clone(&name.0));
+    let name = name.unwrap_or_else(|| state.ids.next().into());
+    let body = body::read(request, state.http.body_limit).await?;
+    let lowered = prepare::prepare(&state, dialect, body, name).await?;
+    let (n, stream) = (lowered.n, lowered.stream);
+    let (mut generation, mut writer) = lowered.submit(&state.engine)?;
+    state.engine_metrics.params_n(n);
+    if stream {
+        let mut events = EventStream::new(generation, writer, state.http.keep_alive);
+        events.start().await?;
+        return Ok(edge::event_stream(Body::from_stream(events)));
+    }
+    let choices = generation::collect(&mut generation).await?;
+    let mut out = Vec::new();
+    writer.answer(&choices, &generation.usage(), &mut out);
+    Ok(edge::json(out))
+}
+
+fn model_card(state: &AppState, name: &str, max_model_len: u32) -> Value {
+    json!({
+        "id": name,
+        "object": "model",
+        "created": state.created,
+        "owned_by": "frizzen",
+        "root": state.names[0],
+        "parent": null,
+        "max_model_len": max_model_len,
+    })
+}
+
+/// `GET /v1/models`
+pub async fn models(State(state): State<SharedState>) -> Answer {
+    let max_model_len = state.model()?.0.max_model_len;
+    let data: Vec<Value> = state.names.iter().map(|name| model_card(&state, name, max_model_len)).collect();
+    Ok(to_json(&json!({"object": "list", "data": data})))
+}
+
+/// `GET /v1/models/{id}`
+pub async fn model(State(state): State<SharedState>, Path(id): Path<String>) -> Answer {
+    let max_model_len = state.model()?.0.max_model_len;
+    let name = state.check_model(Some(&id))?;
+    Ok(to_json(&model_card(&state, name, max_model_len)))
+}
+
+/// `GET /health`
+pub async fn health(State(state): State<SharedState>) -> Answer {
+    match state.engine.health() {
+        Health::Ready => match state.engine.step_age() {
+            Some(age) if age > state.http.step_timeout => {
+                Err(ApiError::busy(format!("stalled: a step has been running for {} s", age.as_secs())))
+            }
+            _ => Ok(to_json(&json!({"status": "ready"}))),
+        },
+        Health::Loading(what) => Err(ApiError::busy(format!("loading: {what}"))),
+        Health::Draining => Err(ApiError::busy("draining: the server is shutting down")),
+        Health::Failed(error) => Err(error.into()),
+    }
+}
+
+/// `GET /ping`
+pub async fn ping(State(state): State<SharedState>) -> Answer {
+    match state.engine.health() {
+        Health::Ready | Health::Draining => Ok(StatusCode::OK.into_response()),
+        Health::Loading(what) => Err(ApiError::busy(format!("loading: {what}"))),
+        Health::Failed(error) => Err(error.into()),
+    }
+}
+
+/// `GET /metrics`
+pub async fn metrics(State(state): State<SharedState>, headers: HeaderMap) -> Response {
+    let format = TextFormat::from_accept(headers.get(ACCEPT).and_then(|accept| accept.to_str().ok()));
+    let mut response = state.metrics.encode(format).into_response();
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(format.content_type()));
+    response
+}
+
+/// `GET /version`
+pub async fn version() -> Response {
+    to_json(&json!({"version": env!("CARGO_PKG_VERSION")}))
+}
+
+/// `GET /load`
+pub async fn load(State(state): State<SharedState>) -> Response {
+    let load = state.engine.load();
+    to_json(&json!({
+        "server_load": state.engine.open_streams(),
+        "running": load.running,
+        "waiting": load.waiting,
+        "used_blocks": load.used_blocks,
+        "total_blocks": load.total_blocks,
+    }))
+}
+
+/// `GET /v1/plan`
+pub async fn plan(State(state): State<SharedState>) -> Answer {
+    Ok(to_json(&state.model()?.0.plan))
+}
+
+/// `POST /reset_prefix_cache`
+pub async fn reset_prefix_cache(State(state): State<SharedState>) -> Answer {
+    state.model()?;
+    // The engine answers between two steps.
+    let reset = off_thread(move || Ok(state.engine.reset_prefix_cache())).await?;
+    Ok(to_json(&json!({"reset": reset})))
+}
+
+/// `POST /tokenize`
+pub async fn tokenize(State(state): State<SharedState>, request: Request) -> Answer {
+    let body = body::read(request, state.http.body_limit).await?;
+    off_thread(move || tokenize_now(&state, &body)).await.map(|answer| to_json(&answer))
+}
+
+fn tokenize_now(state: &AppState, body: &[u8]) -> Result<Value, ApiError> {
+    let (info, model) = state.model()?;
+    let mut fields = Fields::parse_untabled(body)?;
+    state.check_model(fields.string("model")?.as_deref())?;
+    let add_special = fields.boolean("add_special_tokens")?;
+    let with_strings = fields.flag("return_token_strs")?;
+    let tokens = if let Some(text) = fields.string("prompt")? {
+        model.tokenizer.encode(&text, add_special.unwrap_or(true))?
+    } else {
+        let text = model.render(&conversation(&mut fields)?)?;
+        model.tokenizer.encode(&text, add_special.unwrap_or(false))?
+    };
+    state.note(&fields.finish());
+    let strings: Option<Vec<_>> =
+        with_strings.then(|| tokens.iter().map(|id| model.tokenizer.token_str(*id)).collect());
+    Ok(json!({
+        "count": tokens.len(),
+        "max_model_len": info.max_model_len,
+        "tokens": tokens,
+        "token_strs": strings,
+    }))
+}
+
+/// `POST /detokenize`
+pub async fn detokenize(State(state): State<SharedState>, request: Request) -> Answer {
+    let body = body::read(request, state.http.body_limit).await?;
+    off_thread(move || detokenize_now(&state, &body)).await.map(|answer| to_json(&answer))
+}
+
+fn detokenize_now(state: &AppState, body: &[u8]) -> Result<Value, ApiError> {
+    let (info, model) = state.model()?;
+    let mut fields = Fields::parse_untabled(body)?;
+    state.check_model(fields.string("model")?.as_deref())?;
+    let tokens = fields
+        .token_ids("tokens", info.vocab_size)?
+        .ok_or_else(|| ApiError::invalid("tokens", "tokens must be a list of token ids"))?;
+    state.note(&fields.finish());
+    Ok(json!({"prompt": model.tokenizer.decode(&tokens, false)}))
+}

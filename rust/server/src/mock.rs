@@ -1,0 +1,96 @@
+//! The server over a worker without a model: for tests, for benchmarks, and for clients under development.
+//!
+//! Everything but the model is real: HTTP, tokenizer, scheduler, blocks, prefix cache. The tokenizer is one token per
+//! byte (id = value), and a few special tokens above them.
+
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use frizzen_core::SystemClock;
+use frizzen_engine::mock::{MockWorker, mock_info};
+use frizzen_engine::{Engine, WorkerInfo, seat};
+use frizzen_metrics::Metrics;
+use frizzen_text::{LoadError, NamedTemplate, SpecialTokens, Tokenizer};
+use serde_json::{Map, Value, json};
+
+use crate::config::ServerConfig;
+use crate::state::{AppState, SharedState, TextModel};
+
+/// Begins a message.
+pub const START: u32 = 256;
+/// Ends a message, and the output.
+pub const END: u32 = 257;
+/// Begins a text.
+pub const BOS: u32 = 258;
+const SPECIAL: [&str; 3] = ["<|start|>", "<|end|>", "<|bos|>"];
+/// Tokens of the mock's vocabulary.
+pub const VOCAB_SIZE: u32 = 259;
+
+const TEMPLATE: &str = "{% for message in messages %}<|start|>{{ message.role }}\n{{ message.content }}<|end|>\n\
+                        {% endfor %}{% if add_generation_prompt %}<|start|>assistant\n{% endif %}";
+
+/// The shape of a mock with the byte tokenizer, to be adjusted with struct update syntax.
+pub fn info() -> WorkerInfo {
+    WorkerInfo { vocab_size: VOCAB_SIZE, eos_token_ids: vec![END], plan: json!({"ops": []}), ..mock_info() }
+}
+
+/// The byte tokenizer and a chat template.
+pub fn text_model() -> Result<TextModel, LoadError> {
+    // The byte-level alphabet: printable Latin-1 stands for itself, the other bytes for what follows U+00FF.
+    let mut next = 0x100;
+    let mut stand_in = |byte: u8| match byte {
+        b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF => char::from(byte),
+        _ => {
+            next += 1;
+            char::from_u32(next - 1).expect("U+0100 to U+0143 are characters")
+        }
+    };
+    let vocab: Map<String, Value> =
+        (0..=u8::MAX).map(|byte| (stand_in(byte).to_string(), Value::from(byte))).collect();
+    let added: Vec<Value> = SPECIAL
+        .iter()
+        .zip(START..)
+        .map(|(content, id)| {
+            json!({"id": id, "content": content, "special": true, "single_word": false, "lstrip": false,
+                "rstrip": false, "normalized": false})
+        })
+        .collect();
+    let byte_level =
+        json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false});
+    let tokenizer = json!({
+        "version": "1.0",
+        "added_tokens": added,
+        "pre_tokenizer": byte_level,
+        "decoder": byte_level,
+        "model": {"type": "BPE", "vocab": vocab, "merges": []},
+    });
+    let names = [("bos_token", SPECIAL[2]), ("eos_token", SPECIAL[1])];
+    let special = SpecialTokens {
+        names: names.into_iter().map(|(role, token)| (role.to_owned(), token.to_owned())).collect(),
+        bos: Some(BOS),
+        eos: vec![END],
+    };
+    let template = NamedTemplate { name: "default".to_owned(), source: TEMPLATE.to_owned() };
+    let tokenizer = Tokenizer::from_json(tokenizer.to_string().as_bytes(), special, vec![template])?;
+    TextModel::load(Arc::new(tokenizer), None)
+}
+
+/// A mock engine on its own thread, and the state of a server over it. The thread ends when the handle is told to.
+pub fn start(
+    config: &ServerConfig,
+    worker: MockWorker,
+    text: TextModel,
+) -> (SharedState, JoinHandle<frizzen_core::Result<()>>) {
+    let metrics = Arc::new(Metrics::new(&config.metrics_options()));
+    let (handle, seat) = seat(Arc::new(SystemClock::new()), config.scheduling.max_queue);
+    let state = AppState::new(config, handle, Arc::clone(&metrics));
+    state.set_text(text);
+    let options = config.engine_options();
+    let engine_metrics = metrics.engine(0);
+    let thread = std::thread::spawn(move || {
+        let mut engine = Engine::new(seat, worker, options, engine_metrics)?;
+        metrics.cache_config(0, &engine.cache_config());
+        engine.run()
+    });
+    (state, thread)
+}

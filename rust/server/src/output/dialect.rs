@@ -1,0 +1,136 @@
+//! The seam between what was generated and how a dialect says it.
+
+use frizzen_core::TokenId;
+
+use crate::json;
+use crate::output::{ChoiceDelta, Usage};
+use crate::request::Shown;
+
+/// One dialect's way of writing deltas: as chunks of a stream, or merged as one answer.
+///
+/// Both are made from the same deltas, so joined chunks and the whole answer cannot differ.
+pub trait Dialect: Send {
+    /// Appends the events of one delta; none if it shows nothing.
+    fn events(&mut self, delta: &ChoiceDelta, usage: &Usage, out: &mut Vec<u8>);
+
+    /// Appends the last event, with the usage and no choice, if it was asked for.
+    fn usage_event(&self, usage: &Usage, out: &mut Vec<u8>);
+
+    /// Appends the whole answer; `choices` are merged deltas in the order of their indexes.
+    fn answer(&mut self, choices: &[ChoiceDelta], usage: &Usage, out: &mut Vec<u8>);
+}
+
+/// What every chunk of an answer begins and ends with; serialised once.
+#[derive(Debug)]
+pub struct Envelope {
+    /// `{"id":...,"object":...,"created":...,"model":...,"choices":[` of a chunk.
+    chunk: Vec<u8>,
+    /// The same of a whole answer.
+    whole: Vec<u8>,
+    shown: Shown,
+}
+
+/// Who answers, and when.
+#[derive(Clone, Copy, Debug)]
+pub struct Header<'a> {
+    /// The answer's id.
+    pub id: &'a str,
+    /// Seconds since 1970.
+    pub created: u64,
+    /// The name of the model.
+    pub model: &'a str,
+}
+
+impl Envelope {
+    /// The envelope of an answer; `chunk` and `whole` are the two values of `object`.
+    pub fn new(header: &Header<'_>, chunk: &str, whole: &str, shown: Shown) -> Self {
+        let head = |object: &str| {
+            let mut head = b"{\"id\":".to_vec();
+            json::string(&mut head, header.id);
+            head.extend_from_slice(b",\"object\":");
+            json::string(&mut head, object);
+            head.extend_from_slice(b",\"created\":");
+            json::integer(&mut head, header.created);
+            head.extend_from_slice(b",\"model\":");
+            json::string(&mut head, header.model);
+            head.extend_from_slice(b",\"choices\":[");
+            head
+        };
+        Self { chunk: head(chunk), whole: head(whole), shown }
+    }
+
+    /// How outputs are shown.
+    pub const fn shown(&self) -> &Shown {
+        &self.shown
+    }
+
+    /// Appends one event with one choice, whose members after `index` are written by `members`; `prompt` are ids to
+    /// show beside it.
+    pub fn event(
+        &self,
+        index: usize,
+        usage: &Usage,
+        prompt: Option<&[TokenId]>,
+        out: &mut Vec<u8>,
+        members: impl FnOnce(&mut Vec<u8>),
+    ) {
+        out.extend_from_slice(b"data: ");
+        out.extend_from_slice(&self.chunk);
+        out.extend_from_slice(b"{\"index\":");
+        json::integer(out, index as u64);
+        members(out);
+        out.extend_from_slice(b"}]");
+        if let Some(prompt) = prompt {
+            write_ids("prompt_token_ids", prompt, out);
+        }
+        if self.shown.continuous_usage {
+            out.extend_from_slice(b",\"usage\":");
+            usage.write(out);
+        } else if self.shown.include_usage {
+            out.extend_from_slice(b",\"usage\":null");
+        }
+        out.extend_from_slice(b"}\n\n");
+    }
+
+    /// Appends the usage event, if it was asked for.
+    pub fn usage_event(&self, usage: &Usage, out: &mut Vec<u8>) {
+        if self.shown.include_usage {
+            out.extend_from_slice(b"data: ");
+            out.extend_from_slice(&self.chunk);
+            out.extend_from_slice(b"],\"usage\":");
+            usage.write(out);
+            out.extend_from_slice(b"}\n\n");
+        }
+    }
+
+    /// Appends the whole answer: `choice` writes the members of each choice after `index`, `members` those after
+    /// `usage`.
+    pub fn answer(
+        &self,
+        choices: &[ChoiceDelta],
+        usage: &Usage,
+        out: &mut Vec<u8>,
+        mut choice: impl FnMut(&mut Vec<u8>, &ChoiceDelta),
+        members: impl FnOnce(&mut Vec<u8>),
+    ) {
+        out.extend_from_slice(&self.whole);
+        for (position, delta) in choices.iter().enumerate() {
+            out.extend_from_slice(if position == 0 { b"{\"index\":" } else { b",{\"index\":" });
+            json::integer(out, delta.index as u64);
+            choice(out, delta);
+            out.push(b'}');
+        }
+        out.extend_from_slice(b"],\"usage\":");
+        usage.write(out);
+        members(out);
+        out.push(b'}');
+    }
+}
+
+/// Appends a list of ids under `name` as a further member.
+pub(crate) fn write_ids(name: &str, ids: &[TokenId], out: &mut Vec<u8>) {
+    out.push(b',');
+    json::string(out, name);
+    out.push(b':');
+    json::list(out, ids, |out, id| json::integer(out, u64::from(*id)));
+}

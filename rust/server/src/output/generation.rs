@@ -1,0 +1,185 @@
+//! The samples of one request, merged: the engine's deltas go in, choices with text come out.
+//!
+//! Invariants: every delta's tokens are shown or counted nowhere; a choice ends exactly once; the first failure ends
+//! the whole request; dropping a generation aborts every sample that has not ended.
+
+use std::collections::VecDeque;
+use std::pin::pin;
+use std::task::{Context, Poll};
+
+use frizzen_core::{FinishReason, OutputDelta, StopReason, TokenId, TokenLogprobs};
+use frizzen_engine::OutputStream;
+use frizzen_text::TextStream;
+
+use crate::error::ApiError;
+use crate::output::delta::{ChoiceDelta, Echo, Finish, StopDetail};
+use crate::output::usage::Usage;
+
+/// One running sample.
+#[derive(Debug)]
+pub struct Sample {
+    /// Its outputs; gone once it has ended.
+    pub stream: Option<OutputStream>,
+    /// Its text so far.
+    pub text: TextStream,
+    /// Which prompt it belongs to.
+    pub prompt: usize,
+    /// The prompt, if it is to be repeated; taken by the first delta.
+    pub echo: Option<Echo>,
+    /// Tokens whose text is held back, and their log-probabilities if they were asked for.
+    pub held: Held,
+}
+
+/// Tokens that are not shown yet, oldest first.
+#[derive(Debug, Default)]
+pub struct Held {
+    tokens: VecDeque<TokenId>,
+    logprobs: VecDeque<TokenLogprobs>,
+}
+
+impl Held {
+    /// Moves the oldest `count` tokens into `choice`.
+    fn release(&mut self, count: usize, choice: &mut ChoiceDelta) {
+        choice.tokens.extend(self.tokens.drain(..count.min(self.tokens.len())));
+        choice.logprobs.extend(self.logprobs.drain(..count.min(self.logprobs.len())));
+    }
+}
+
+/// How all samples of a request treat their end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ending {
+    /// The stop string or token belongs to the text.
+    pub include_stop: bool,
+    /// Nothing was asked for beyond the prompt: the one token that the engine generates is dropped.
+    pub prompt_only: bool,
+}
+
+/// The samples of a request.
+#[derive(Debug)]
+pub struct Generation {
+    samples: Vec<Sample>,
+    ending: Ending,
+    prompt_tokens: u64,
+    completion_tokens: u64,
+    /// Per prompt: the fewest tokens that any of its samples found cached. Samples share their prompt, so what the
+    /// first one computed is no cache hit of the request.
+    cached: Vec<Option<u32>>,
+    /// Where the next poll begins, so that no sample starves the others.
+    next: usize,
+}
+
+impl Generation {
+    /// Merges `samples`; `prompt_tokens` counts each prompt once.
+    pub fn new(samples: Vec<Sample>, ending: Ending, prompt_tokens: u64) -> Self {
+        let prompts = samples.iter().map(|sample| sample.prompt + 1).max().unwrap_or(0);
+        Self { samples, ending, prompt_tokens, completion_tokens: 0, cached: vec![None; prompts], next: 0 }
+    }
+
+    /// Number of choices.
+    pub const fn choices(&self) -> usize {
+        self.samples.len()
+    }
+
+    /// What was counted so far.
+    pub fn usage(&self) -> Usage {
+        Usage {
+            prompt: self.prompt_tokens,
+            completion: self.completion_tokens,
+            cached: self.cached.iter().flatten().map(|cached| u64::from(*cached)).sum(),
+        }
+    }
+
+    /// The next delta of any choice; `None` when all have ended.
+    pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<ChoiceDelta, ApiError>>> {
+        let count = self.samples.len();
+        let mut ended = 0;
+        for _ in 0..count {
+            let index = self.next;
+            self.next = (index + 1) % count;
+            let Some(stream) = self.samples[index].stream.as_mut() else {
+                ended += 1;
+                continue;
+            };
+            // `next` holds no state between polls beside the waker, so a fresh future per poll is the same future.
+            let Poll::Ready(delta) = pin!(stream.next()).poll(context) else { continue };
+            // A stream that ends without a last delta was ended by the engine's own end.
+            let delta = delta
+                .unwrap_or_else(|| OutputDelta { finish: Some(FinishReason::Abort), ..Default::default() });
+            return Poll::Ready(Some(self.take(index, delta)));
+        }
+        if ended == count { Poll::Ready(None) } else { Poll::Pending }
+    }
+
+    fn take(&mut self, index: usize, delta: OutputDelta) -> Result<ChoiceDelta, ApiError> {
+        let sample = &mut self.samples[index];
+        if let Some(FinishReason::Error(error)) = delta.finish {
+            return Err(error.into());
+        }
+        if let Some(prefill) = delta.prefill {
+            let cached = &mut self.cached[sample.prompt];
+            *cached = Some(cached.map_or(prefill.cached_tokens, |fewest| fewest.min(prefill.cached_tokens)));
+        }
+        let mut choice = sample.absorb(delta, self.ending);
+        if self.ending.prompt_only {
+            choice.text.clear();
+            choice.tokens.clear();
+            choice.logprobs.clear();
+        }
+        choice.index = index;
+        self.completion_tokens += choice.tokens.len() as u64;
+        Ok(choice)
+    }
+}
+
+impl Sample {
+    fn absorb(&mut self, delta: OutputDelta, ending: Ending) -> ChoiceDelta {
+        let OutputDelta { tokens, logprobs, prompt_logprobs, finish, .. } = delta;
+        let mut choice = ChoiceDelta { echo: self.echo.take(), prompt_logprobs, ..ChoiceDelta::default() };
+        // A stop token ends the text without being part of it.
+        let stops = matches!(finish, Some(FinishReason::Stop(StopReason::Eos(_) | StopReason::Token(_))));
+        let hides = usize::from(stops && !ending.include_stop && !tokens.is_empty());
+        let mut shown = self.text.push(&tokens[..tokens.len() - hides]);
+        if finish.is_some() {
+            // Neither has an effect once a stop string was found.
+            if hides > 0 && shown.stop.is_none() {
+                shown.append(self.text.push_hidden());
+                choice.silent_end = true;
+            }
+            shown.append(self.text.finish());
+        }
+        self.held.tokens.extend(tokens);
+        self.held.logprobs.extend(logprobs);
+        self.held.release(shown.tokens_released, &mut choice);
+        choice.text = shown.text;
+        if let Some(stop) = shown.stop {
+            choice.silent_end = false;
+            choice.finish = Some(Finish { reason: "stop", stop: StopDetail::Text(stop) });
+            if let Some(stream) = self.stream.take() {
+                stream.stop();
+            }
+        } else if let Some(reason) = finish {
+            choice.finish = Some(finish_of(&reason));
+            self.stream = None;
+        }
+        choice
+    }
+}
+
+fn finish_of(reason: &FinishReason) -> Finish {
+    let stop = match reason {
+        FinishReason::Stop(StopReason::Token(id)) => StopDetail::Token(*id),
+        _ => StopDetail::None,
+    };
+    Finish { reason: reason.label(), stop }
+}
+
+/// Waits for every choice to end; the merged deltas, in the order of their indexes.
+pub async fn collect(generation: &mut Generation) -> Result<Vec<ChoiceDelta>, ApiError> {
+    let empty = |index| ChoiceDelta { index, ..ChoiceDelta::default() };
+    let mut choices: Vec<ChoiceDelta> = (0..generation.choices()).map(empty).collect();
+    while let Some(delta) = std::future::poll_fn(|context| generation.poll_next(context)).await {
+        let delta = delta?;
+        choices[delta.index].merge(delta);
+    }
+    Ok(choices)
+}

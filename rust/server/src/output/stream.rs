@@ -1,0 +1,146 @@
+//! The event stream of an answer.
+//!
+//! Everything that is ready goes out in one piece. Nothing is sent before the first delta, so that an error until
+//! then can still be a status code; after [`EventStream::start`] waited long enough, a comment keeps proxies patient.
+//! Dropping the stream, wherever the client left, drops the generation and so aborts its samples.
+
+use std::convert::Infallible;
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_core::Stream;
+use tokio::time::{Instant, Sleep, sleep};
+
+use crate::error::ApiError;
+use crate::output::dialect::Dialect;
+use crate::output::generation::Generation;
+
+const DONE: &[u8] = b"data: [DONE]\n\n";
+const COMMENT: &[u8] = b": ping\n\n";
+/// Room for a usual event.
+const EVENT: usize = 384;
+
+/// An answer as events, a body for axum.
+pub struct EventStream {
+    /// Gone once the last event was written.
+    generation: Option<Generation>,
+    dialect: Box<dyn Dialect>,
+    out: Vec<u8>,
+    /// Silence after which a comment is sent; zero is never.
+    patience: Duration,
+    last: Instant,
+    timer: Pin<Box<Sleep>>,
+}
+
+impl std::fmt::Debug for EventStream {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("EventStream").field("generation", &self.generation).finish_non_exhaustive()
+    }
+}
+
+impl EventStream {
+    /// The events of `generation`, in the words of `dialect`.
+    pub fn new(generation: Generation, dialect: Box<dyn Dialect>, patience: Duration) -> Self {
+        Self {
+            generation: Some(generation),
+            dialect,
+            out: Vec::new(),
+            patience,
+            last: Instant::now(),
+            timer: Box::pin(sleep(patience)),
+        }
+    }
+
+    /// Waits until there is something to send.
+    ///
+    /// # Errors
+    /// The error of a request that fails before that: the answer can still be a status code.
+    pub async fn start(&mut self) -> Result<(), ApiError> {
+        poll_fn(|context| self.poll_output(context)).await
+    }
+
+    /// Ready when `out` holds something or the stream has ended.
+    fn poll_output(&mut self, context: &mut Context<'_>) -> Poll<Result<(), ApiError>> {
+        match self.poll_events(context) {
+            Poll::Pending if self.poll_silence(context) => {
+                self.out.extend_from_slice(COMMENT);
+                Poll::Ready(Ok(()))
+            }
+            other => other,
+        }
+    }
+
+    /// Writes the events of everything that is ready.
+    fn poll_events(&mut self, context: &mut Context<'_>) -> Poll<Result<(), ApiError>> {
+        while let Some(generation) = &mut self.generation {
+            match generation.poll_next(context) {
+                Poll::Ready(Some(Ok(delta))) => {
+                    if self.out.capacity() == 0 {
+                        self.out.reserve(EVENT);
+                    }
+                    self.dialect.events(&delta, &generation.usage(), &mut self.out);
+                }
+                Poll::Ready(Some(Err(error))) => {
+                    self.generation = None;
+                    return Poll::Ready(Err(error));
+                }
+                Poll::Ready(None) => {
+                    self.dialect.usage_event(&generation.usage(), &mut self.out);
+                    self.out.extend_from_slice(DONE);
+                    self.generation = None;
+                }
+                Poll::Pending if self.out.is_empty() => return Poll::Pending,
+                Poll::Pending => break,
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// True if nothing was sent for too long. The timer is set once per silence and not per event: it fires early,
+    /// looks at the clock, and is set again.
+    fn poll_silence(&mut self, context: &mut Context<'_>) -> bool {
+        if self.patience.is_zero() {
+            return false;
+        }
+        while self.timer.as_mut().poll(context).is_ready() {
+            let due = self.last + self.patience;
+            let now = Instant::now();
+            let silent = due <= now;
+            self.timer.as_mut().reset(if silent { now + self.patience } else { due });
+            if silent {
+                return true;
+            }
+        }
+        false
+    }
+
+    fn write_error(&mut self, error: &ApiError) {
+        self.out.extend_from_slice(b"data: ");
+        error.write_json(&mut self.out);
+        self.out.extend_from_slice(b"\n\n");
+        self.out.extend_from_slice(DONE);
+    }
+}
+
+impl Stream for EventStream {
+    type Item = Result<Bytes, Infallible>;
+
+    fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let this = self.get_mut();
+        if this.out.is_empty() {
+            match this.poll_output(context) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(Ok(())) => {}
+                Poll::Ready(Err(error)) => this.write_error(&error),
+            }
+        }
+        if this.out.is_empty() {
+            return Poll::Ready(None);
+        }
+        this.last = Instant::now();
+        Poll::Ready(Some(Ok(std::mem::take(&mut this.out).into())))
+    }
+}

@@ -1,0 +1,123 @@
+//! `/v1/chat/completions`.
+
+use serde_json::{Map, Value};
+
+use crate::error::ApiError;
+use crate::request::common::{Common, Limits};
+use crate::request::fields::Fields;
+
+const MEDIA: [&str; 6] = ["image_url", "input_image", "input_audio", "audio_url", "video_url", "file"];
+
+/// How a conversation becomes a prompt.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Conversation {
+    /// The messages as they came; the template's renderer checks them.
+    pub messages: Vec<Value>,
+    /// Tool declarations for the template, if any.
+    pub tools: Option<Vec<Value>>,
+    /// Documents for the template, if any.
+    pub documents: Option<Vec<Value>>,
+    /// End the prompt where the assistant's next message begins.
+    pub add_generation_prompt: bool,
+    /// End the prompt within the last message, so that the model goes on with it.
+    pub continue_final_message: bool,
+    /// Further variables of the template.
+    pub template_kwargs: Map<String, Value>,
+}
+
+/// A chat completion as it was asked for.
+#[derive(Clone, Debug)]
+pub struct ChatRequest {
+    /// The shared fields, `max_tokens` and `logprobs` filled in.
+    pub common: Common,
+    /// The conversation.
+    pub conversation: Conversation,
+}
+
+impl ChatRequest {
+    /// Reads and checks a body.
+    pub fn read(mut fields: Fields, limits: &Limits) -> Result<Self, ApiError> {
+        let conversation = conversation(&mut fields)?;
+        let mut common = Common::read(&mut fields, limits)?;
+        common.params.logprobs = logprobs(&mut fields, limits.params.max_logprobs)?;
+        let newer = fields.integer("max_completion_tokens", 0..=u32::MAX)?;
+        let older = fields.integer("max_tokens", 0..=u32::MAX)?;
+        common.params.max_tokens = newer.or(older);
+        Ok(Self { common, conversation })
+    }
+}
+
+/// Reads the fields that make the prompt. `/tokenize` takes the same ones.
+pub fn conversation(fields: &mut Fields) -> Result<Conversation, ApiError> {
+    let messages = fields
+        .list("messages")?
+        .ok_or_else(|| ApiError::invalid("messages", "messages must be a list of at least one message"))?;
+    refuse_media(&messages)?;
+    let continue_final = fields.flag("continue_final_message")?;
+    let generation = fields.boolean("add_generation_prompt")?;
+    if continue_final && generation == Some(true) {
+        return Err(ApiError::invalid(
+            "continue_final_message",
+            "continue_final_message and add_generation_prompt exclude each other",
+        ));
+    }
+    let mut template_kwargs = fields.object("chat_template_kwargs")?.unwrap_or_default();
+    if let Some(effort) = fields.string("reasoning_effort")? {
+        template_kwargs.entry("reasoning_effort").or_insert(Value::String(effort));
+    }
+    Ok(Conversation {
+        messages,
+        tools: tools(fields)?,
+        documents: fields.list("documents")?,
+        add_generation_prompt: generation.unwrap_or(!continue_final),
+        continue_final_message: continue_final,
+        template_kwargs,
+    })
+}
+
+/// Images and sounds are known and not supported, which is another thing than a type that nobody knows.
+fn refuse_media(messages: &[Value]) -> Result<(), ApiError> {
+    for (index, message) in messages.iter().enumerate() {
+        let parts = message.get("content").and_then(Value::as_array).into_iter().flatten();
+        let media = parts.filter_map(|part| part.get("type")?.as_str()).find(|kind| MEDIA.contains(kind));
+        if let Some(kind) = media {
+            let message =
+                format!("messages[{index}]: parts of the type {kind} are not supported, only text is");
+            return Err(ApiError::unsupported("messages", message));
+        }
+    }
+    Ok(())
+}
+
+/// The number of alternatives per token, `None` without log-probabilities.
+fn logprobs(fields: &mut Fields, limit: u32) -> Result<Option<u32>, ApiError> {
+    let wanted = fields.flag("logprobs")?;
+    let top = fields.integer("top_logprobs", 0..=limit)?.unwrap_or(0);
+    if top > 0 && !wanted {
+        return Err(ApiError::invalid(
+            "top_logprobs",
+            format!("top_logprobs is {top}, but logprobs is not true"),
+        ));
+    }
+    Ok(wanted.then_some(top))
+}
+
+/// Tools are shown to the template; that the model may call them is refused, since nothing would read the call.
+fn tools(fields: &mut Fields) -> Result<Option<Vec<Value>>, ApiError> {
+    let tools = fields.list("tools")?.filter(|tools| !tools.is_empty());
+    let choice = fields.take("tool_choice");
+    let none = choice.as_ref().is_some_and(|choice| choice == "none");
+    let auto = choice.is_none() || choice.as_ref().is_some_and(|choice| choice == "auto");
+    match (tools, none, auto) {
+        (None, false, false) => Err(ApiError::invalid(
+            "tool_choice",
+            "tool_choice must be \"none\" or \"auto\" when there are no tools",
+        )),
+        (None, ..) => Ok(None),
+        (Some(tools), true, _) => Ok(Some(tools)),
+        (Some(_), false, _) => Err(ApiError::unsupported(
+            "tools",
+            "tools: tool calls are not supported; tool_choice \"none\" shows the tools to the template only",
+        )),
+    }
+}

@@ -1,0 +1,19 @@
+//! Request bodies: parsed, checked, typed. Nothing here knows HTTP or the engine.
+//!
+//! * [`parity`]: which fields exist, as data. * [`fields`]: typed access to a body.
+//! * [`common`]: what both dialects share. * [`chat`], [`completion`]: the dialects.
+
+pub mod chat;
+pub mod common;
+pub mod completion;
+pub mod fields;
+pub mod parity;
+
+#[cfg(test)]
+mod tests;
+
+pub use chat::ChatRequest;
+pub use common::{Common, Limits, Shown, TruncationSide};
+pub use completion::{CompletionRequest, Prompt};
+pub use fields::{Fields, Unused};
+pub use parity::Dialect;

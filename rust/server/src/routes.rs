@@ -1,0 +1,267 @@
+//! The route table: the one source of the router, of 404 and 405, of who needs a key, and of the documentation.
+
+use axum::Router;
+use axum::extract::{MatchedPath, Request};
+use axum::http::StatusCode;
+use axum::response::Response;
+use axum::routing::{MethodFilter, MethodRouter, on};
+
+use crate::error::{ApiError, quoted};
+use crate::handlers;
+use crate::state::SharedState;
+
+/// The methods that routes use. A GET route answers HEAD too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Method {
+    /// GET and HEAD.
+    Get,
+    /// POST.
+    Post,
+}
+
+/// Whether a route needs a key when keys are configured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Auth {
+    /// Every route that is not written down as open.
+    Key,
+    /// Probes and scrapers, which carry no key.
+    Open,
+}
+
+/// What answers a route.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Endpoint {
+    /// Chat completions.
+    Chat,
+    /// Completions.
+    Completions,
+    /// The list of models.
+    Models,
+    /// One model.
+    Model,
+    /// Health.
+    Health,
+    /// Liveness for `SageMaker`.
+    Ping,
+    /// Prometheus text.
+    Metrics,
+    /// The version.
+    Version,
+    /// Requests and blocks in use.
+    Load,
+    /// Text or messages to ids.
+    Tokenize,
+    /// Ids to text.
+    Detokenize,
+    /// The kernel plan.
+    Plan,
+    /// Forget cached prefixes.
+    ResetPrefixCache,
+    /// Known from the peers, and not served: 501.
+    Unsupported,
+}
+
+/// One route.
+#[derive(Clone, Copy, Debug)]
+pub struct Route {
+    /// Its method.
+    pub method: Method,
+    /// Its path template.
+    pub path: &'static str,
+    /// 1: there from the first day; 2: users of the peers will miss it; 3: later.
+    pub tier: u8,
+    /// Whether it needs a key.
+    pub auth: Auth,
+    /// What answers it.
+    pub endpoint: Endpoint,
+    /// What it is for.
+    pub doc: &'static str,
+}
+
+const fn get(path: &'static str, endpoint: Endpoint, doc: &'static str) -> Route {
+    Route { method: Method::Get, path, tier: 1, auth: Auth::Key, endpoint, doc }
+}
+
+const fn post(path: &'static str, endpoint: Endpoint, doc: &'static str) -> Route {
+    Route { method: Method::Post, ..get(path, endpoint, doc) }
+}
+
+const fn open(route: Route) -> Route {
+    Route { auth: Auth::Open, ..route }
+}
+
+const fn absent(tier: u8, route: Route) -> Route {
+    Route { tier, ..route }
+}
+
+const NONE: Endpoint = Endpoint::Unsupported;
+
+/// Every route.
+pub const ROUTES: &[Route] = &[
+    post("/v1/chat/completions", Endpoint::Chat, "answer a conversation"),
+    post("/v1/completions", Endpoint::Completions, "go on with a text or with token ids"),
+    get("/v1/models", Endpoint::Models, "the names under which the model answers"),
+    get("/v1/models/{*id}", Endpoint::Model, "one of these names"),
+    open(get("/health", Endpoint::Health, "200 when ready, 503 with the phase otherwise")),
+    open(get("/ping", Endpoint::Ping, "200 unless loading or dead")),
+    open(get("/metrics", Endpoint::Metrics, "Prometheus text, or OpenMetrics by Accept")),
+    get("/version", Endpoint::Version, "the version of this build"),
+    get("/load", Endpoint::Load, "requests and KV blocks in use"),
+    post("/tokenize", Endpoint::Tokenize, "the ids of a text or of a rendered conversation"),
+    post("/detokenize", Endpoint::Detokenize, "the text of ids"),
+    get("/v1/plan", Endpoint::Plan, "which kernel serves each operation, and why"),
+    post("/reset_prefix_cache", Endpoint::ResetPrefixCache, "forget cached prefixes, if no request runs"),
+    post("/flush_cache", Endpoint::ResetPrefixCache, "another name of /reset_prefix_cache"),
+    absent(1, get("/openapi.json", NONE, "the OpenAPI description")),
+    absent(1, get("/docs", NONE, "its human form")),
+    absent(1, post("/invocations", NONE, "SageMaker's one route for every task")),
+    absent(1, get("/tokenizer_info", NONE, "the tokenizer's configuration")),
+    absent(2, get("/health_generate", NONE, "health by generating one token")),
+    absent(2, post("/v1/responses", NONE, "the responses dialect")),
+    absent(2, get("/v1/responses/{id}", NONE, "a stored response")),
+    absent(2, post("/v1/responses/{id}/cancel", NONE, "cancel a response")),
+    absent(2, post("/v1/messages", NONE, "the messages dialect")),
+    absent(2, post("/v1/messages/count_tokens", NONE, "count a prompt in the messages dialect")),
+    absent(2, post("/v1/embeddings", NONE, "embeddings")),
+    absent(2, post("/v2/embed", NONE, "embeddings in another dialect")),
+    absent(2, post("/pooling", NONE, "pooled hidden states")),
+    absent(2, post("/classify", NONE, "classification")),
+    absent(2, post("/score", NONE, "scores of pairs")),
+    absent(2, post("/v1/score", NONE, "scores of pairs")),
+    absent(2, post("/rerank", NONE, "order documents by a query")),
+    absent(2, post("/v1/rerank", NONE, "order documents by a query")),
+    absent(2, post("/v2/rerank", NONE, "order documents by a query")),
+    absent(2, post("/inference/v1/generate", NONE, "token ids in, token ids out")),
+    absent(2, post("/generate", NONE, "token ids in, token ids out")),
+    absent(2, post("/abort_requests", NONE, "abort by id")),
+    absent(2, post("/abort_request", NONE, "abort by id")),
+    absent(2, post("/sleep", NONE, "give the memory back")),
+    absent(2, post("/wake_up", NONE, "take the memory again")),
+    absent(2, get("/is_sleeping", NONE, "whether it sleeps")),
+    absent(2, post("/release_memory_occupation", NONE, "give the memory back")),
+    absent(2, post("/resume_memory_occupation", NONE, "take the memory again")),
+    absent(2, post("/pause", NONE, "stop scheduling")),
+    absent(2, post("/resume", NONE, "schedule again")),
+    absent(2, get("/is_paused", NONE, "whether it is paused")),
+    absent(2, post("/pause_generation", NONE, "stop scheduling")),
+    absent(2, post("/continue_generation", NONE, "schedule again")),
+    absent(2, post("/reset_mm_cache", NONE, "forget cached media")),
+    absent(2, post("/reset_encoder_cache", NONE, "forget cached encodings")),
+    absent(2, post("/update_weights_from_disk", NONE, "load other weights")),
+    absent(2, post("/update_weights_from_tensor", NONE, "load other weights")),
+    absent(2, post("/update_weights_from_distributed", NONE, "load other weights")),
+    absent(2, post("/init_weights_update_group", NONE, "prepare to load other weights")),
+    absent(2, get("/server_info", NONE, "the configuration")),
+    absent(2, get("/get_server_info", NONE, "the configuration")),
+    absent(2, get("/get_model_info", NONE, "the model's configuration")),
+    absent(2, get("/get_load", NONE, "the load in another form")),
+    absent(2, post("/v1/load_lora_adapter", NONE, "load an adapter")),
+    absent(2, post("/v1/unload_lora_adapter", NONE, "unload an adapter")),
+    absent(3, post("/start_profile", NONE, "start the profiler")),
+    absent(3, post("/stop_profile", NONE, "stop the profiler")),
+    absent(3, post("/collective_rpc", NONE, "call every worker")),
+    absent(3, post("/v1/audio/transcriptions", NONE, "speech to text")),
+    absent(3, post("/v1/audio/translations", NONE, "speech to English text")),
+    absent(3, get("/v1/realtime", NONE, "the realtime socket")),
+    absent(3, post("/scale_elastic_ep", NONE, "change the number of replicas")),
+    absent(3, post("/open_session", NONE, "open a session")),
+    absent(3, post("/close_session", NONE, "close a session")),
+    absent(3, post("/generate_stream", NONE, "a stream in another dialect")),
+    absent(3, get("/info", NONE, "the model's configuration in another dialect")),
+];
+
+/// The route of a path template and method; HEAD counts as GET.
+pub fn find(template: &str) -> impl Iterator<Item = &'static Route> {
+    ROUTES.iter().filter(move |route| route.path == template)
+}
+
+/// The router of the whole table.
+pub fn router() -> Router<SharedState> {
+    let mut router = Router::new();
+    for route in ROUTES {
+        router = router.route(route.path, method_router(route));
+    }
+    router.fallback(not_found).method_not_allowed_fallback(method_not_allowed)
+}
+
+fn method_router(route: &Route) -> MethodRouter<SharedState> {
+    let filter = match route.method {
+        Method::Get => MethodFilter::GET,
+        Method::Post => MethodFilter::POST,
+    };
+    match route.endpoint {
+        Endpoint::Chat => on(filter, handlers::chat),
+        Endpoint::Completions => on(filter, handlers::completions),
+        Endpoint::Models => on(filter, handlers::models),
+        Endpoint::Model => on(filter, handlers::model),
+        Endpoint::Health => on(filter, handlers::health),
+        Endpoint::Ping => on(filter, handlers::ping),
+        Endpoint::Metrics => on(filter, handlers::metrics),
+        Endpoint::Version => on(filter, handlers::version),
+        Endpoint::Load => on(filter, handlers::load),
+        Endpoint::Tokenize => on(filter, handlers::tokenize),
+        Endpoint::Detokenize => on(filter, handlers::detokenize),
+        Endpoint::Plan => on(filter, handlers::plan),
+        Endpoint::ResetPrefixCache => on(filter, handlers::reset_prefix_cache),
+        Endpoint::Unsupported => on(filter, unsupported),
+    }
+}
+
+async fn unsupported(path: MatchedPath) -> ApiError {
+    let message = format!("{} is known but not supported by this server", path.as_str());
+    ApiError::new(StatusCode::NOT_IMPLEMENTED, message)
+}
+
+async fn not_found(request: Request) -> ApiError {
+    let path = quoted(request.uri().path(), 128);
+    ApiError::new(StatusCode::NOT_FOUND, format!("there is no route {path}"))
+}
+
+async fn method_not_allowed(request: Request) -> Response {
+    use axum::response::IntoResponse as _;
+
+    let template = request.extensions().get::<MatchedPath>().map_or("", MatchedPath::as_str);
+    let (gets, posts) = find(template).fold((false, false), |(gets, posts), route| match route.method {
+        Method::Get => (true, posts),
+        Method::Post => (gets, true),
+    });
+    let allow = match (gets, posts) {
+        (true, true) => "GET, HEAD, POST",
+        (true, false) => "GET, HEAD",
+        (false, _) => "POST",
+    };
+    let message = format!("{template} takes {allow}, not {}", quoted(request.method().as_str(), 16));
+    ApiError { allow: Some(allow), ..ApiError::new(StatusCode::METHOD_NOT_ALLOWED, message) }.into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_route_stands_twice() {
+        for (index, route) in ROUTES.iter().enumerate() {
+            let twin =
+                ROUTES[..index].iter().find(|other| other.path == route.path && other.method == route.method);
+            assert!(twin.is_none(), "{}", route.path);
+        }
+    }
+
+    #[test]
+    fn only_probes_are_open_vllm_58144() {
+        let open: Vec<&str> =
+            ROUTES.iter().filter(|route| route.auth == Auth::Open).map(|route| route.path).collect();
+        assert_eq!(open, ["/health", "/ping", "/metrics"]);
+    }
+
+    #[test]
+    fn the_table_makes_a_router() {
+        // axum panics on a path template that it cannot parse and on an overlap.
+        let _ = router();
+    }
+
+    #[test]
+    fn every_route_says_what_it_is_for() {
+        assert!(ROUTES.iter().all(|route| !route.doc.is_empty() && (1..=3).contains(&route.tier)));
+    }
+}

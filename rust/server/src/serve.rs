@@ -1,0 +1,209 @@
+//! Life of a server: listening, draining, the watchdog.
+//!
+//! Phases: *serving* until somebody asks to stop or the engine fails; then nothing new is taken and open requests get
+//! `--drain-timeout`; then they are aborted and get [`FLUSH`] to write their last event. A second request to stop
+//! skips the waiting. After a failure the server answers 503 for [`LINGER`], so that probes and clients see why.
+
+use std::any::Any;
+use std::io;
+use std::pin::pin;
+use std::time::Duration;
+
+use axum::Router;
+use axum::http::HeaderValue;
+use axum::serve::ListenerExt as _;
+use frizzen_core::Error;
+use frizzen_engine::Health;
+use tokio::net::TcpListener;
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::oneshot;
+use tokio::time::{sleep, timeout};
+use tower_http::catch_panic::CatchPanicLayer;
+use tower_http::cors::{AllowOrigin, CorsLayer};
+
+use crate::config::HttpArgs;
+use crate::edge;
+use crate::routes;
+use crate::shutdown::ShutdownRequests;
+use crate::state::SharedState;
+
+/// How often the engine is looked at.
+const TICK: Duration = Duration::from_millis(100);
+/// How long a failed server goes on answering, at most.
+const LINGER: Duration = Duration::from_secs(5);
+/// How long aborted requests may take to write their last event.
+const FLUSH: Duration = Duration::from_secs(2);
+/// Threads for tokenising long prompts and the like: more would only take the engine's processor.
+const MAX_BLOCKING_THREADS: usize = 8;
+
+/// How a server ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Asked to, and every request was answered or aborted. The engine's loop was told to end.
+    Stopped,
+    /// The engine failed with this error; its loop has ended or is about to.
+    Failed(Error),
+    /// A step never ended. The engine's thread cannot be joined: the process must end without it.
+    Stuck(Error),
+}
+
+impl Outcome {
+    /// The exit code of a process that has nothing else to do.
+    pub const fn exit_code(&self) -> u8 {
+        match self {
+            Self::Stopped => 0,
+            Self::Failed(_) | Self::Stuck(_) => 1,
+        }
+    }
+}
+
+/// A runtime for [`serve`].
+pub fn runtime() -> io::Result<Runtime> {
+    Builder::new_multi_thread()
+        .enable_all()
+        .max_blocking_threads(MAX_BLOCKING_THREADS)
+        .thread_name("http")
+        .build()
+}
+
+/// Listens, and says where.
+///
+/// # Errors
+/// Names the address that could not be taken.
+pub async fn bind(http: &HttpArgs) -> io::Result<TcpListener> {
+    let address = (http.host.as_str(), http.port);
+    let named = |error: io::Error| {
+        io::Error::new(error.kind(), format!("cannot listen on {}:{}: {error}", http.host, http.port))
+    };
+    let listener = TcpListener::bind(address).await.map_err(named)?;
+    let url = format!("http://{}", listener.local_addr()?);
+    tracing::info!(%url, "listening");
+    Ok(listener)
+}
+
+/// The whole HTTP service.
+pub fn router(state: &SharedState) -> Router {
+    let router = routes::router()
+        .layer(CatchPanicLayer::custom(|panic: Box<dyn Any + Send>| edge::panicked(&*panic)))
+        .layer(axum::middleware::from_fn_with_state(state.clone(), edge::edge));
+    let router = match cors(&state.http.allowed_origins) {
+        Some(cors) => router.layer(cors),
+        None => router,
+    };
+    router.with_state(state.clone())
+}
+
+fn cors(origins: &[String]) -> Option<CorsLayer> {
+    let origins: Vec<HeaderValue> = origins.iter().filter_map(|origin| origin.parse().ok()).collect();
+    let allowed = match origins.as_slice() {
+        [] => return None,
+        all if all.iter().any(|origin| origin == "*") => AllowOrigin::any(),
+        _ => AllowOrigin::list(origins),
+    };
+    let any = tower_http::cors::Any;
+    Some(CorsLayer::new().allow_origin(allowed).allow_methods(any).allow_headers(any))
+}
+
+/// Serves until asked to stop or until the engine fails. The listener is bound by the caller, so that `/health` can
+/// say what is being loaded from the first moment on.
+pub async fn serve(
+    listener: TcpListener,
+    state: SharedState,
+    mut requests: ShutdownRequests,
+) -> io::Result<Outcome> {
+    let (stop, stopped) = oneshot::channel::<()>();
+    // Small events must not wait for the acknowledgement of the ones before them.
+    let listener = listener.tap_io(|stream| {
+        // A connection that is gone already shows itself at the next read.
+        let _ = stream.set_nodelay(true);
+    });
+    let (ended, closed) = oneshot::channel::<()>();
+    let mut server = pin!(async {
+        let stopping = async {
+            // A dropped sender means the same as a message.
+            let _ = stopped.await;
+        };
+        let result = axum::serve(listener, router(&state)).with_graceful_shutdown(stopping).await;
+        drop(ended);
+        result
+    });
+    let mut control = pin!(async {
+        let outcome = live(&state, &mut requests, stop, closed).await;
+        // A failure between two looks at the engine is still a failure.
+        let outcome = match state.engine.health() {
+            Health::Failed(error) if outcome == Outcome::Stopped => Outcome::Failed(error),
+            _ => outcome,
+        };
+        state.engine.shutdown();
+        outcome
+    });
+    tokio::select! {
+        outcome = &mut control => {
+            // Whoever does not read its last event by then will not.
+            let _ = timeout(FLUSH, server).await;
+            Ok(outcome)
+        }
+        result = &mut server => {
+            result?;
+            Ok(control.await)
+        }
+    }
+}
+
+/// The phases of a server, up to the point where what is still open must be aborted. Dropping `stop` ends listening;
+/// `closed` ends when every connection has.
+async fn live(
+    state: &SharedState,
+    requests: &mut ShutdownRequests,
+    stop: oneshot::Sender<()>,
+    closed: oneshot::Receiver<()>,
+) -> Outcome {
+    let failed = tokio::select! {
+        outcome = failure(state) => Some(outcome),
+        () = requests.next() => None,
+    };
+    if let Some(outcome) = failed {
+        // Goes on answering for a while, so that whoever asks learns why.
+        tokio::select! {
+            () = sleep(LINGER.min(state.http.drain_timeout)) => {}
+            () = requests.next() => {}
+        }
+        drop(stop);
+        return outcome;
+    }
+    let open = state.engine.open_streams();
+    tracing::info!(
+        open,
+        timeout_s = state.http.drain_timeout.as_secs(),
+        "draining; a second signal ends at once"
+    );
+    state.engine.drain();
+    drop(stop);
+    tokio::select! {
+        _ = closed => Outcome::Stopped,
+        () = sleep(state.http.drain_timeout) => {
+            tracing::warn!(open = state.engine.open_streams(), "the drain timeout is over: open requests are aborted");
+            Outcome::Stopped
+        }
+        () = requests.next() => Outcome::Stopped,
+        outcome = failure(state) => outcome,
+    }
+}
+
+/// Waits until the engine fails, and makes it fail when a step takes too long.
+async fn failure(state: &SharedState) -> Outcome {
+    loop {
+        sleep(TICK).await;
+        if let Health::Failed(error) = state.engine.health() {
+            return Outcome::Failed(error);
+        }
+        if let Some(age) = state.engine.step_age().filter(|age| *age > state.http.step_timeout) {
+            let limit = state.http.step_timeout.as_secs();
+            let message = format!("a step has been running for {} s, the limit is {limit} s", age.as_secs());
+            tracing::error!("{message}");
+            let error = Error::Engine { message };
+            state.engine.fail(error.clone());
+            return Outcome::Stuck(error);
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! What handlers share.
+
+use std::collections::HashSet;
+use std::path::Path;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use frizzen_core::{Error, ParamLimits};
+use frizzen_engine::{EngineHandle, Health, WorkerInfo};
+use frizzen_metrics::{EngineMetrics, HttpMetrics, Metrics};
+use frizzen_text::{ChatTemplate, LoadError, RenderRequest, Tokenizer};
+
+use crate::auth::ApiKeys;
+use crate::config::{HttpArgs, SchedulingPolicy, ServerConfig};
+use crate::error::{ApiError, quoted};
+use crate::ids::IdSource;
+use crate::request::chat::Conversation;
+use crate::request::{Limits, Unused};
+
+/// How handlers hold the state.
+pub type SharedState = Arc<AppState>;
+
+/// Most names of ignored fields that are remembered so that each is warned about once.
+const MAX_WARNED: usize = 1024;
+/// The environment variable that adds an API key: a command line is visible to every user of the machine.
+const KEY_VARIABLE: &str = "FRIZZEN_API_KEY";
+
+/// The model's text side.
+#[derive(Debug)]
+pub struct TextModel {
+    /// Its tokenizer.
+    pub tokenizer: Arc<Tokenizer>,
+    /// Its chat template, if it has one.
+    pub template: Option<ChatTemplate>,
+    /// Bytes of its longest token: a text has at least its own bytes over this many tokens.
+    longest_token: usize,
+}
+
+impl TextModel {
+    /// The text side of a model.
+    pub fn new(tokenizer: Arc<Tokenizer>, template: Option<ChatTemplate>) -> Self {
+        let longest = (0..tokenizer.vocab_size()).map(|id| tokenizer.token_bytes(id).len()).max();
+        Self { tokenizer, template, longest_token: longest.unwrap_or(0).max(1) }
+    }
+
+    /// The text side of a model, with the template in `file` if there is one.
+    pub fn load(tokenizer: Arc<Tokenizer>, file: Option<&Path>) -> Result<Self, LoadError> {
+        let template = match file {
+            Some(path) => {
+                let source = std::fs::read_to_string(path)
+                    .map_err(|source| LoadError::Io { path: path.to_owned(), source })?;
+                Some(ChatTemplate::new(&source, tokenizer.special_tokens().names.clone())?)
+            }
+            None => ChatTemplate::of_tokenizer(&tokenizer)?,
+        };
+        Ok(Self::new(tokenizer, template))
+    }
+
+    /// The prompt of a conversation, as text.
+    pub fn render(&self, conversation: &Conversation) -> Result<String, ApiError> {
+        let template = self.template.as_ref().ok_or_else(|| {
+            ApiError::invalid("messages", "the model has no chat template; --chat-template can give it one")
+        })?;
+        let request = RenderRequest {
+            messages: &conversation.messages,
+            tools: conversation.tools.as_deref(),
+            documents: conversation.documents.as_deref(),
+            add_generation_prompt: conversation.add_generation_prompt,
+            continue_final_message: conversation.continue_final_message,
+            kwargs: Some(&conversation.template_kwargs),
+            local_time: unix_time() as i64,
+        };
+        Ok(template.render(&request)?)
+    }
+
+    /// The fewest tokens that a text can have.
+    pub const fn fewest_tokens(&self, text: &str) -> usize {
+        text.len() / self.longest_token
+    }
+}
+
+/// Everything that a request needs.
+#[derive(Debug)]
+pub struct AppState {
+    /// The engine.
+    pub engine: EngineHandle,
+    /// Every instrument.
+    pub metrics: Arc<Metrics>,
+    /// Those of the engine that the front end observes.
+    pub engine_metrics: EngineMetrics,
+    /// Those of the server.
+    pub http_metrics: HttpMetrics,
+    /// Names under which the model answers.
+    pub names: Vec<String>,
+    /// The server's flags.
+    pub http: HttpArgs,
+    /// Makes ids.
+    pub ids: IdSource,
+    pub(crate) keys: ApiKeys,
+    by_priority: bool,
+    /// When the server started, in seconds since 1970.
+    pub created: u64,
+    text: OnceLock<TextModel>,
+    warned: Mutex<HashSet<String>>,
+}
+
+/// Seconds since 1970.
+pub fn unix_time() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+impl AppState {
+    /// The state of a server whose model is still being loaded.
+    pub fn new(config: &ServerConfig, engine: EngineHandle, metrics: Arc<Metrics>) -> SharedState {
+        let keys = config.http.api_key.iter().cloned().chain(std::env::var(KEY_VARIABLE));
+        Arc::new(Self {
+            engine,
+            engine_metrics: metrics.engine(0),
+            http_metrics: metrics.http(),
+            metrics,
+            names: config.model_names(),
+            http: config.http.clone(),
+            ids: IdSource::default(),
+            keys: ApiKeys::new(keys),
+            by_priority: config.scheduling.scheduling_policy == SchedulingPolicy::Priority,
+            created: unix_time(),
+            text: OnceLock::new(),
+            warned: Mutex::default(),
+        })
+    }
+
+    /// Brings the text side in, once it is loaded. The second call has no effect.
+    pub fn set_text(&self, text: TextModel) {
+        // The first one is in use already.
+        let _ = self.text.set(text);
+    }
+
+    /// The loaded model.
+    ///
+    /// # Errors
+    /// 503 while it is loading or after the engine failed.
+    pub fn model(&self) -> Result<(&WorkerInfo, &TextModel), ApiError> {
+        match self.engine.health() {
+            Health::Loading(what) => return Err(ApiError::busy(format!("loading: {what}"))),
+            Health::Failed(error) => return Err(error.into()),
+            Health::Ready | Health::Draining => {}
+        }
+        let loading = || ApiError::busy("loading: reading the tokenizer");
+        Ok((self.engine.info().ok_or_else(loading)?, self.text.get().ok_or_else(loading)?))
+    }
+
+    /// What requests may ask for.
+    pub fn limits(&self, info: &WorkerInfo) -> Limits {
+        let params = ParamLimits {
+            vocab_size: info.vocab_size,
+            max_model_len: info.max_model_len,
+            max_logprobs: info.max_logprobs,
+        };
+        Limits { params, by_priority: self.by_priority }
+    }
+
+    /// The name to answer under. An empty name is no name, as in the peers.
+    ///
+    /// # Errors
+    /// 404 for a name that is not the model's.
+    pub fn check_model(&self, asked: Option<&str>) -> Result<&str, ApiError> {
+        let Some(asked) = asked.filter(|asked| !asked.is_empty()) else { return Ok(&self.names[0]) };
+        self.names.iter().find(|name| *name == asked).map(String::as_str).ok_or_else(|| {
+            let message =
+                format!("there is no model {}; there is {}", quoted(asked, 128), self.names.join(", "));
+            Error::NotFound { param: "model", message }.into()
+        })
+    }
+
+    /// Counts and, once per name, logs fields that had no effect.
+    pub fn note(&self, unused: &Unused) {
+        if !unused.unknown.is_empty() {
+            self.http_metrics.unknown_fields(unused.unknown.len() as u64);
+        }
+        for (name, why) in &unused.ignored {
+            if self.is_news(name) {
+                tracing::warn!(field = name, "a request field has no effect: {why}");
+            }
+        }
+        for name in &unused.unknown {
+            let name = quoted(name, 64);
+            if self.is_news(&name) {
+                tracing::warn!(field = name, "a request field is not known and has no effect");
+            }
+        }
+    }
+
+    fn is_news(&self, name: &str) -> bool {
+        let mut warned = self.warned.lock().unwrap_or_else(PoisonError::into_inner);
+        warned.len() < MAX_WARNED && !warned.contains(name) && warned.insert(name.to_owned())
+    }
+}

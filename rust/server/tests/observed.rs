@@ -1,0 +1,132 @@
+//! What an operator sees.
+
+mod common;
+
+use common::{Server, letters, script, series};
+use frizzen_engine::mock::{Content, MockWorker};
+use frizzen_server::mock;
+use serde_json::json;
+
+const BUCKET: &str = "frizzen:iteration_tokens_total_bucket{le=\"+Inf\",model_name=\"mock\",engine=\"0\"}";
+
+#[test]
+fn series_exist_before_traffic() {
+    let server = Server::start(letters());
+    for name in ["prompt_tokens_total", "generation_tokens_total", "iteration_tokens_total_count"] {
+        assert_eq!(server.metric(&series(name)), 0.0, "{name}");
+    }
+    assert_eq!(server.metric(BUCKET), 0.0);
+}
+
+#[test]
+fn a_request_moves_the_counters_by_its_own_tokens() {
+    let server = Server::start(letters());
+    let body = json!({"prompt": "x".repeat(40), "max_tokens": 10, "n": 2});
+    let usage = server.client().completion(&body).ok()["usage"].clone();
+    assert_eq!(usage["completion_tokens"], 20);
+    server.quiesce();
+    assert_eq!(server.metric(&series("generation_tokens_total")), 20.0);
+    assert_eq!(server.metric(&series("prompt_tokens_total")), 80.0);
+    let cached = server.metric(&series("prompt_tokens_cached_total"));
+    // Computed prompt tokens and generated ones, each counted once.
+    assert_eq!(server.metric(&series("iteration_tokens_total_sum")), 80.0 - cached + 20.0);
+    for (name, count) in [
+        ("time_to_first_token_seconds_count", 2.0),
+        ("inter_token_latency_seconds_count", 18.0),
+        ("e2e_request_latency_seconds_count", 2.0),
+        ("request_params_n_count", 1.0),
+        ("request_params_n_sum", 2.0),
+        ("request_generation_tokens_sum", 20.0),
+    ] {
+        assert_eq!(server.metric(&series(name)), count, "{name}");
+    }
+}
+
+#[test]
+fn a_stop_string_counts_as_a_stop_and_not_as_an_abort() {
+    let server = Server::start(script("one two three"));
+    server.client().completion(&json!({"prompt": "x", "max_tokens": 64, "stop": "two"})).ok();
+    server.quiesce();
+    let reason = |reason: &str| {
+        format!(
+            "frizzen:request_success_total{{model_name=\"mock\",engine=\"0\",finished_reason=\"{reason}\"}}"
+        )
+    };
+    common::wait_until("it is counted", || server.metric(&reason("stop")) == 1.0);
+    assert_eq!(server.metric(&reason("abort")), 0.0);
+}
+
+#[test]
+fn what_clients_send_adds_no_series_llm_d_router_1625() {
+    let server = Server::start(script("x"));
+    let lines = || server.client().get("/metrics").text().lines().count();
+    server.client().get("/nothing");
+    server.client().call("BREW", "/nothing", None);
+    server.client().chat(&json!({"model": "m"}));
+    let before = lines();
+    for number in 0..100 {
+        let strange = format!("m{number}\"\\\n{{}}");
+        server.client().chat(&json!({"model": strange, "user": strange, "field": number}));
+        server.client().get(&format!("/nothing/{number}"));
+        server.client().call(&format!("BREW{number}"), "/nothing", None);
+    }
+    assert_eq!(lines(), before);
+}
+
+#[test]
+fn requests_are_counted_by_route_and_probes_are_not() {
+    let server = Server::start(script("x"));
+    server.client().chat(&json!({}));
+    server.client().chat(&json!({"n": 0}));
+    for _ in 0..3 {
+        server.client().get("/health");
+    }
+    let label = |status: &str| {
+        format!("http_requests_total{{method=\"POST\",status=\"{status}\",handler=\"/v1/chat/completions\"}}")
+    };
+    assert_eq!((server.metric(&label("2xx")), server.metric(&label("4xx"))), (1.0, 1.0));
+    let text = server.client().get("/metrics").text();
+    assert!(!text.contains("handler=\"/health\"") && !text.contains("handler=\"/metrics\""), "{text}");
+}
+
+#[test]
+fn unknown_fields_are_accepted_and_counted() {
+    let server = Server::start(script("x"));
+    assert_eq!(server.client().chat(&json!({"no_such_field": 1, "nor_this": 2})).status, 200);
+    assert_eq!(server.metric("frizzen:request_unknown_fields_total"), 2.0);
+}
+
+#[test]
+fn scrapers_get_the_format_they_ask_for() {
+    let server = Server::with(&["--metrics-compat", "vllm"], script("x"));
+    let plain = server.client().get("/metrics");
+    assert_eq!(plain.header("content-type"), Some("text/plain; version=0.0.4; charset=utf-8"));
+    assert!(plain.text().contains("\nvllm:num_requests_running{"));
+    let open =
+        server.client().header("accept", "application/openmetrics-text; version=1.0.0").get("/metrics");
+    assert!(open.header("content-type").unwrap().starts_with("application/openmetrics-text"));
+    assert!(open.text().ends_with("# EOF\n"));
+}
+
+#[test]
+fn the_small_endpoints_answer() {
+    let server = Server::start(letters());
+    assert_eq!(server.client().get("/version").ok(), json!({"version": env!("CARGO_PKG_VERSION")}));
+    assert_eq!(server.client().get("/v1/plan").ok(), json!({"ops": []}));
+    assert_eq!(server.client().get("/ping").status, 200);
+    let load = server.client().get("/load").ok();
+    assert_eq!(
+        load,
+        json!({"server_load": 0, "running": 0, "waiting": 0, "used_blocks": 0, "total_blocks": 4096})
+    );
+}
+
+#[test]
+fn every_token_of_a_run_is_counted_vllm_47382() {
+    let worker = MockWorker::new(mock::info()).saying(Content::Alphabet([97].into())).in_runs_of(4);
+    let server = Server::start(worker);
+    server.client().completion(&json!({"prompt": "x", "max_tokens": 40})).ok();
+    server.quiesce();
+    assert_eq!(server.metric(&series("generation_tokens_total")), 40.0);
+    assert_eq!(server.metric(&series("iteration_tokens_total_sum")), 41.0);
+}
