@@ -1,0 +1,59 @@
+"""Frizzen: a Rust-core inference engine for language models, with Python bindings and torch workers.
+
+The library is ``LLM`` and ``SamplingParams``; the server is ``frizzen serve``. Names are imported when first
+used, so that ``import frizzen`` costs nothing of torch or of the extension.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from frizzen.config import EngineConfig
+    from frizzen.errors import ConfigError, FrizzenError, RequestError
+    from frizzen.llm import LLM
+    from frizzen.outputs import CompletionOutput, Logprob, RequestOutput
+    from frizzen.sampling import SamplingParams
+
+    __version__: str
+
+__all__ = [
+    "LLM",
+    "CompletionOutput",
+    "ConfigError",
+    "EngineConfig",
+    "FrizzenError",
+    "Logprob",
+    "RequestError",
+    "RequestOutput",
+    "SamplingParams",
+    "__version__",
+]
+
+_HOMES = {
+    "LLM": "llm",
+    "CompletionOutput": "outputs",
+    "ConfigError": "errors",
+    "EngineConfig": "config",
+    "FrizzenError": "errors",
+    "Logprob": "outputs",
+    "RequestError": "errors",
+    "RequestOutput": "outputs",
+    "SamplingParams": "sampling",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("frizzen")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'frizzen' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"frizzen.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,128 @@
+"""The engine's configuration: frozen, checked on construction, changed only by ``dataclasses.replace``."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from frizzen.errors import ConfigError
+
+__all__ = ["EngineConfig"]
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+DEVICES = ("auto", "cpu", "cuda")
+LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
+BLOCK_SIZES = (8, 16, 32, 64, 128)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """What the user asks of an engine; the field names are vLLM's flags with underscores.
+
+    ``None`` and ``"auto"`` are resolved once the model and the machine are known (``frizzen.worker.sizes``).
+    Construction raises ``ConfigError``, which names the field, the value and the limit.
+    """
+
+    model: str
+    """A name of the catalogue, a directory, a file, or a Hugging Face id."""
+    served_model_name: str | None = None
+    """Name under which the model is served; ``None`` is ``model``."""
+    tokenizer: str | None = None
+    """Where the tokenizer is, if not with the model."""
+    dtype: str = "auto"
+    """Type of weights and activations; ``auto`` is what suits the checkpoint and the device."""
+    device: str = "auto"
+    """``auto`` is CUDA where there is a device, else the CPU."""
+    load_format: str = "auto"
+    """Format of the checkpoint; ``dummy`` makes random weights from a ``config.json``."""
+    max_model_len: int | None = None
+    """Prompt and output together, in tokens; ``None`` is as much as the model and the KV memory take."""
+    max_num_seqs: int = 128
+    """Requests that run at the same time."""
+    max_num_batched_tokens: int | None = None
+    """Tokens of one step; longer prompts are computed in chunks. ``None``: 512 on a CPU, 8192 on a GPU."""
+    kv_cache_memory: int | None = None
+    """Bytes for the KV cache; ``None`` is chosen from the free memory."""
+    block_size: int = 16
+    """Tokens per KV block."""
+    enable_prefix_caching: bool = True
+    """Reuse the KV blocks of equal prompt prefixes."""
+    overlap: bool = False
+    """Plan the next step while one runs."""
+    max_logprobs: int = 20
+    """Most alternatives per token that a request may ask for."""
+    seed: int = 0
+    """Seeds dummy weights, and the draws of requests that bring no seed."""
+    num_threads: int | None = None
+    """Threads of the torch operators on a CPU; ``None`` is the CPUs that this process may use."""
+    strict: bool = False
+    """Refuse to start with a kernel that is not the best one whose absence can be repaired."""
+
+    def __post_init__(self) -> None:
+        for name in ("model", "served_model_name", "tokenizer"):
+            _check_text(name, getattr(self, name), optional=name != "model")
+        _check_choice("dtype", self.dtype, DTYPES)
+        _check_choice("device", self.device, DEVICES)
+        _check_choice("load_format", self.load_format, LOAD_FORMATS)
+        for name in ("max_model_len", "max_num_batched_tokens", "kv_cache_memory", "num_threads"):
+            if getattr(self, name) is not None:
+                _check_integer(name, getattr(self, name), 1)
+        _check_integer("max_num_seqs", self.max_num_seqs, 1)
+        _check_integer("max_logprobs", self.max_logprobs, 0)
+        _check_integer("seed", self.seed, 0, 2**64 - 1)
+        _check_choice("block_size", self.block_size, BLOCK_SIZES)
+        for name in ("enable_prefix_caching", "overlap", "strict"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name} must be true or false, got {getattr(self, name)!r}")
+
+    @classmethod
+    def from_json(cls, text: str) -> EngineConfig:
+        """The configuration that ``to_json`` wrote; an unknown field is refused, with the nearest name."""
+        try:
+            values = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"the engine configuration is not JSON: {error}") from error
+        if not isinstance(values, dict):
+            raise ConfigError(f"the engine configuration must be a JSON object, got {type(values).__name__}")
+        return cls.from_dict(values)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> EngineConfig:
+        """The configuration with these fields, the others at their defaults."""
+        names = [field.name for field in fields(cls)]
+        for name in values:
+            if name not in names:
+                near = difflib.get_close_matches(name, names, n=1)
+                hint = f"; did you mean {near[0]}?" if near else ""
+                raise ConfigError(f"the engine has no option {name!r}{hint}")
+        if "model" not in values:
+            raise ConfigError("model must be given")
+        return cls(**values)
+
+    def to_json(self) -> str:
+        """The configuration as a JSON object, every field present."""
+        return json.dumps(asdict(self))
+
+
+def _check_text(name: str, value: object, *, optional: bool) -> None:
+    if value is None and optional:
+        return
+    if not isinstance(value, str) or not value:
+        raise ConfigError(f"{name} must be a non-empty string, got {value!r}")
+
+
+def _check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
+    if value not in choices:
+        raise ConfigError(f"{name} must be one of {', '.join(map(str, choices))}, got {value!r}")
+
+
+def _check_integer(name: str, value: object, least: int, most: int | None = None) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigError(f"{name} must be an integer, got {value!r}")
+    if value < least:
+        raise ConfigError(f"{name} must be at least {least}, got {value}")
+    if most is not None and value > most:
+        raise ConfigError(f"{name} must be at most {most}, got {value}")

@@ -1,0 +1,266 @@
+"""Small problems for every op, and the comparison of a candidate with the reference on them.
+
+The reference computes in float32 from inputs that were first rounded to the candidate's dtype, so that what
+is left is the candidate's own error. Sizes are ragged on purpose: one token, an odd number, more than a tile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from frizzen.kernels import moe_problems, moe_reference, reference
+from frizzen.kernels.facts import Facts, ShapeValue
+from frizzen.kernels.kv_layout import LAYOUTS, allocate
+from frizzen.kernels.ops import (
+    ATTENTION_PAGED,
+    LINEAR,
+    LINEAR_SILU_MUL,
+    LM_HEAD,
+    LM_HEAD_TIED,
+    NORM_RMS,
+    ROPE,
+)
+from frizzen.kernels.plan import Candidate, Op, Reason
+from frizzen.step import StepContext
+
+__all__ = ["OPS", "SHAPES", "TOLERANCE", "Inputs", "disagreement", "paged_step"]
+
+OPS: tuple[Op[Any], ...] = (
+    LINEAR,
+    LINEAR_SILU_MUL,
+    LM_HEAD,
+    LM_HEAD_TIED,
+    NORM_RMS,
+    ROPE,
+    ATTENTION_PAGED,
+    *moe_problems.OPS,
+)
+
+TOLERANCE = {torch.float32: (1e-4, 1e-5), torch.bfloat16: (2e-2, 2e-2), torch.float16: (3e-3, 3e-3)}
+"""Absolute and relative error that a kernel may have, by dtype; outputs are of the order of 1."""
+
+_TOKENS = (1, 2, 7, 33, 130)
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """Draws tensors: always the same numbers for a seed, rounded to one dtype and handed out in another."""
+
+    generator: torch.Generator
+    rounded_to: torch.dtype
+    dtype: torch.dtype
+    device: torch.device
+
+    def normal(self, *shape: int, scale: float = 1.0) -> Tensor:
+        """Normal values of a dtype's precision."""
+        drawn = torch.randn(shape, generator=self.generator) * scale
+        return drawn.to(self.rounded_to).to(self.dtype).to(self.device)
+
+
+Run = Callable[[Any, Facts, Inputs], dict[str, Tensor]]
+"""Prepares a kernel, calls it, and returns everything that its contract says it wrote."""
+
+
+def _linear(tokens: int, halves: int = 1) -> Run:
+    def run(kernel: Any, facts: Facts, inputs: Inputs) -> dict[str, Tensor]:
+        size_in, size_out = facts.size("in_features"), facts.size("out_features")
+        rows = size_out * halves
+        weight = inputs.normal(rows, size_in, scale=size_in**-0.5)
+        bias = inputs.normal(rows) if facts["bias"] else None
+        return {"out": kernel.prepare(weight, bias)(inputs.normal(tokens, size_in))}
+
+    return run
+
+
+def _norm(tokens: int) -> Run:
+    def run(kernel: Any, facts: Facts, inputs: Inputs) -> dict[str, Tensor]:
+        size = facts.size("size")
+        norm = kernel.prepare(inputs.normal(size), 1e-5)
+        x, residual = inputs.normal(tokens, size), inputs.normal(tokens, size)
+        return {"plain": norm(x.clone(), None), "added": norm(x, residual), "residual": residual}
+
+    return run
+
+
+def _tied_head(tokens: int) -> Run:
+    def run(kernel: Any, facts: Facts, inputs: Inputs) -> dict[str, Tensor]:
+        size, vocabulary = facts.size("in_features"), facts.size("out_features")
+        embed, head = kernel.prepare(inputs.normal(vocabulary, size, scale=size**-0.5))
+        ids = torch.randint(0, vocabulary, (tokens,), generator=inputs.generator).to(inputs.device)
+        return {"embedded": embed(ids), "logits": head(inputs.normal(tokens, size))}
+
+    return run
+
+
+def _rope(tokens: int) -> Run:
+    def run(kernel: Any, facts: Facts, inputs: Inputs) -> dict[str, Tensor]:
+        heads, kv_heads, dim = facts.size("heads"), facts.size("kv_heads"), facts.size("head_dim")
+        block_size = 16
+        num_blocks = tokens // block_size + 3
+        cache = allocate(
+            str(facts["layout"]), num_blocks, block_size, kv_heads, dim, inputs.dtype, inputs.device
+        )
+        norms = [inputs.normal(dim) if facts["qk_norm"] else None for _ in range(2)]
+        angles = torch.rand(tokens, facts.size("rotary_dim") // 2, generator=inputs.generator) * 6.3
+        slots = (
+            torch.randperm((num_blocks - 1) * block_size, generator=inputs.generator)[:tokens] + block_size
+        )
+        qkv = inputs.normal(tokens, (heads + 2 * kv_heads) * dim)
+        kernel.prepare(cache, *norms, 1e-5)(
+            qkv, angles.cos().to(inputs.device), angles.sin().to(inputs.device), slots.to(inputs.device)
+        )
+        return {"q": qkv[:, : heads * dim], "k": cache.k, "v": cache.v}
+
+    return run
+
+
+def paged_step(
+    rows: Sequence[tuple[int, int]], block_size: int, generator: torch.Generator, device: torch.device
+) -> tuple[StepContext, int]:
+    """A step of rows ``(context, query)``, those of one token first; and how many blocks it needs."""
+    widths = [-(-context // block_size) for context, _ in rows]
+    order = (torch.randperm(sum(widths), generator=generator) + 1).int()
+    table = torch.zeros(len(rows), max(widths), dtype=torch.int32)
+    for row, (width, end) in enumerate(zip(widths, accumulate(widths), strict=True)):
+        table[row, :width] = order[end - width : end]
+    positions = torch.cat([torch.arange(context - query, context) for context, query in rows])
+    row_of = torch.repeat_interleave(torch.arange(len(rows)), torch.tensor([query for _, query in rows]))
+    slots = table[row_of, positions // block_size].long() * block_size + positions % block_size
+    step = StepContext(
+        positions=positions.to(device),
+        slots=slots.to(device),
+        query_start=torch.tensor(
+            [0, *accumulate(query for _, query in rows)], dtype=torch.int32, device=device
+        ),
+        seq_lens=torch.tensor([context for context, _ in rows], dtype=torch.int32, device=device),
+        block_table=table.to(device),
+        num_rows=len(rows),
+        num_single=sum(query == 1 for _, query in rows),
+        num_tokens=len(positions),
+        max_query=max(query for _, query in rows),
+        max_context=max(context for context, _ in rows),
+    )
+    return step, sum(widths) + 1
+
+
+def _attention(*rows: tuple[int, int]) -> Run:
+    def run(kernel: Any, facts: Facts, inputs: Inputs) -> dict[str, Tensor]:
+        heads, kv_heads, dim = facts.size("heads"), facts.size("kv_heads"), facts.size("head_dim")
+        block_size = facts.size("block_size")
+        step, num_blocks = paged_step(rows, block_size, inputs.generator, inputs.device)
+        cache = kernel.allocate(num_blocks, inputs.device)
+        # What an earlier owner left in a block must not matter: only the null block stays zero.
+        cache.k[1:], cache.v[1:] = torch.nan, torch.nan
+        for row, (context, _) in enumerate(rows):
+            position = torch.arange(context, device=inputs.device)
+            block = step.block_table[row].long()[position // block_size]
+            cache.k[block, position % block_size] = inputs.normal(context, kv_heads, dim)
+            cache.v[block, position % block_size] = inputs.normal(context, kv_heads, dim)
+        qkv = inputs.normal(step.num_tokens, (heads + 2 * kv_heads) * dim)
+        return {"out": kernel.prepare(cache)(qkv, kernel.begin(step))}
+
+    return run
+
+
+def _runs(op: str) -> Iterator[tuple[str, Run]]:
+    makers: dict[str, Callable[[int], Run]] = {
+        LINEAR.name: _linear,
+        LM_HEAD.name: _linear,
+        NORM_RMS.name: _norm,
+        LINEAR_SILU_MUL.name: partial(_linear, halves=2),
+        LM_HEAD_TIED.name: _tied_head,
+        ROPE.name: _rope,
+    }
+    if op in makers:
+        yield from ((f"{tokens} tokens", makers[op](tokens)) for tokens in _TOKENS)
+        return
+    if op != ATTENTION_PAGED.name:
+        yield from moe_problems.runs(op)
+        return
+    yield "one decode", _attention((1, 1))
+    yield "decodes", _attention((5, 1), (16, 1), (17, 1), (130, 1), (1, 1))
+    yield "whole prompts", _attention((37, 37), (16, 16), (2, 2))
+    yield "chunks", _attention((37, 5), (48, 16), (131, 2))
+    yield "everything", _attention((9, 1), (70, 1), (64, 64), (33, 7), (150, 40))
+
+
+def _dense(heads: int, kv_heads: int, dim: int) -> dict[str, ShapeValue]:
+    return {"heads": heads, "kv_heads": kv_heads, "head_dim": dim}
+
+
+SHAPES: Mapping[str, tuple[Mapping[str, ShapeValue], ...]] = {
+    LINEAR.name: tuple(
+        {"in_features": size_in, "out_features": size_out, "bias": bias}
+        for size_in, size_out in ((576, 960), (1536, 576), (67, 45), (8, 1))
+        for bias in (False, True)
+    ),
+    LM_HEAD.name: (
+        {"in_features": 576, "out_features": 1001, "bias": False},
+        {"in_features": 40, "out_features": 65, "bias": True},
+    ),
+    NORM_RMS.name: ({"size": 576}, {"size": 64}, {"size": 37}),
+    LINEAR_SILU_MUL.name: (
+        {"in_features": 576, "out_features": 1536, "bias": False},
+        {"in_features": 67, "out_features": 37, "bias": True},
+    ),
+    LM_HEAD_TIED.name: (
+        {"in_features": 576, "out_features": 1001},
+        {"in_features": 40, "out_features": 65},
+    ),
+    ROPE.name: tuple(
+        {**_dense(heads, kv_heads, dim), "rotary_dim": rotary, "qk_norm": norm, "layout": layout}
+        for heads, kv_heads, dim, rotary in ((9, 3, 64, 64), (4, 4, 16, 8), (8, 1, 80, 80), (2, 1, 128, 128))
+        for norm in (False, True)
+        for layout in LAYOUTS
+    ),
+    ATTENTION_PAGED.name: tuple(
+        {**_dense(heads, kv_heads, dim), "scale": dim**-0.5, "window": window, "block_size": block_size}
+        for heads, kv_heads, dim, block_size in (
+            (9, 3, 64, 16),
+            (4, 4, 16, 8),
+            (8, 1, 80, 16),
+            (4, 2, 128, 32),
+        )
+        for window in (0, 24)
+    ),
+    **moe_problems.SHAPES,
+}
+"""Shapes for the conformance test, by op: real ones, and ones that no tile divides."""
+
+
+def disagreement(op: Op[Any], candidate: Candidate, facts: Facts, kernel: Any) -> Reason | None:
+    """Compares a kernel with the reference on the shape of ``facts``; None if they agree.
+
+    A plan builder's ``check``.
+    """
+    oracle_facts = replace(facts, dtype=torch.float32)
+    oracles = {entry.op: entry for entry in (*reference.CANDIDATES, *moe_reference.CANDIDATES)}
+    oracle = oracles[op.name].build(oracle_facts)
+    absolute, relative = TOLERANCE[facts.dtype]
+    device = torch.device(facts.device)
+    for label, run in _runs(op.name):
+        found = run(kernel, facts, _inputs(facts.dtype, facts.dtype, device))
+        wanted = run(oracle, oracle_facts, _inputs(facts.dtype, torch.float32, device))
+        for name, want in wanted.items():
+            got = found[name].float()
+            if want.shape != got.shape:
+                return Reason(
+                    "disagrees", f"{label}: {name} has shape {list(got.shape)}, expected {list(want.shape)}"
+                )
+            error = torch.nan_to_num((got - want).abs(), nan=torch.inf) - relative * want.abs()
+            if (worst := error.max().item()) > absolute:
+                return Reason(
+                    "disagrees", f"{label}: {name} is off by {worst:.2g}, at most {absolute:.2g} is allowed"
+                )
+    return None
+
+
+def _inputs(rounded_to: torch.dtype, dtype: torch.dtype, device: torch.device) -> Inputs:
+    return Inputs(torch.Generator().manual_seed(0), rounded_to, dtype, device)

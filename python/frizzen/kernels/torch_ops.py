@@ -1,0 +1,251 @@
+"""Candidates made of torch's own fused operators: what serves where no better kernel is built.
+
+Norms are left to the reference: at the sizes of a decode step ``torch.rms_norm`` costs the same, and it is
+slower in bfloat16 prefill (1,024 tokens: 0.57 ms against 0.16 ms on two cores).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from frizzen.kernels.facts import Facts
+from frizzen.kernels.kv_layout import allocate
+from frizzen.kernels.ops import ATTENTION_PAGED, LINEAR, LINEAR_SILU_MUL, LM_HEAD, LM_HEAD_TIED, ROPE, KVCache
+from frizzen.kernels.plan import Candidate, Reason
+from frizzen.step import StepContext
+
+__all__ = ["CANDIDATES", "embedding", "silu_mul"]
+
+
+class _Linear:
+    def prepare(self, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+        return lambda x: functional.linear(x, weight, bias)
+
+
+class _LmHead:
+    def prepare(self, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+        return lambda hidden: functional.linear(hidden, weight, bias).float()
+
+
+class _LinearSiluMul:
+    def prepare(self, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+        return lambda x: silu_mul(functional.linear(x, weight, bias))
+
+
+class _TiedHead:
+    def prepare(self, weight: Tensor) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
+        return embedding(weight), _LmHead().prepare(weight, None)
+
+
+def silu_mul(x: Tensor) -> Tensor:
+    """``[T, 2 * I]``, the gate first -> ``silu(gate) * up``, ``[T, I]``."""
+    gate, up = x.chunk(2, dim=-1)
+    return functional.silu(gate).mul_(up)
+
+
+def embedding(weight: Tensor) -> Callable[[Tensor], Tensor]:
+    """Rows of ``weight [V, H]`` by ids ``[T]``."""
+    return lambda ids: weight.index_select(0, ids)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rope:
+    """Turns the heads of q and k together (they stand side by side) and stores k and v with one scatter."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    rotary_dim: int
+
+    def prepare(
+        self, cache: KVCache, q_norm: Tensor | None, k_norm: Tensor | None, eps: float
+    ) -> Callable[[Tensor, Tensor, Tensor, Tensor], None]:
+        turning, half = self.heads + self.kv_heads, self.rotary_dim // 2
+        by_slot = cache.data.view(-1, 2 * self.kv_heads, self.head_dim)
+        # One row per head, so that both norms are one multiplication.
+        norms = None
+        if q_norm is not None and k_norm is not None:
+            norms = torch.cat([q_norm.expand(self.heads, -1), k_norm.expand(self.kv_heads, -1)]).float()
+
+        def rope(qkv: Tensor, cos: Tensor, sin: Tensor, slots: Tensor) -> None:
+            parts = qkv.view(qkv.shape[0], -1, self.head_dim)
+            qk = parts[:, :turning]
+            y = qk.float()
+            if norms is not None:
+                y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + eps) * norms
+                qk[..., self.rotary_dim :] = y[..., self.rotary_dim :]
+            first, second = y[..., :half], y[..., half : self.rotary_dim]
+            c, s = cos.unsqueeze(1), sin.unsqueeze(1)
+            # In float32 these are views of qkv itself: both halves are computed before either is written.
+            turned = (first * c).addcmul_(second, s, value=-1), (second * c).addcmul_(first, s)
+            qk[..., :half], qk[..., half : self.rotary_dim] = turned
+            by_slot.index_copy_(0, slots, parts[:, self.heads :])
+
+        return rope
+
+
+@dataclass(frozen=True, slots=True)
+class _SingleRows:
+    """The rows of one token, as one batch padded to the longest context among them."""
+
+    count: int
+    blocks: Tensor
+    """``[count * blocks]``, the block table in one line."""
+    stale: Tensor
+    """Gathered positions past their row's context. They are zeroed: a NaN there would survive the mask."""
+    mask: Tensor
+    """``[count, 1, 1, positions]``, 0 or -inf."""
+
+
+@dataclass(frozen=True, slots=True)
+class _LongRow:
+    """A row of several tokens."""
+
+    first: int
+    last: int
+    context: int
+    blocks: Tensor
+    mask: Tensor | None
+    """``[tokens, context]``, or None where plain causality from position 0 says it all."""
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    single: _SingleRows | None
+    long: tuple[_LongRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _SdpaAttention:
+    """Gathers the context by the block table and leaves the rest to ``scaled_dot_product_attention``."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    window: int
+    block_size: int
+    dtype: torch.dtype
+    layout: str = "token"
+
+    def bytes_per_token(self) -> int:
+        return 2 * self.kv_heads * self.head_dim * self.dtype.itemsize
+
+    def allocate(self, num_blocks: int, device: torch.device) -> KVCache:
+        return allocate(
+            self.layout, num_blocks, self.block_size, self.kv_heads, self.head_dim, self.dtype, device
+        )
+
+    def begin(self, step: StepContext) -> _State:
+        starts, contexts = step.query_start.tolist(), step.seq_lens.tolist()
+        long = tuple(
+            self._long_row(step, row, starts[row], starts[row + 1], contexts[row])
+            for row in range(step.num_single, step.num_rows)
+        )
+        return _State(self._single_rows(step, max(contexts[: step.num_single], default=0)), long)
+
+    def _single_rows(self, step: StepContext, longest: int) -> _SingleRows | None:
+        count = step.num_single
+        if count == 0:
+            return None
+        blocks = step.block_table[:count, : -(-longest // self.block_size)].long()
+        position = torch.arange(blocks.shape[1] * self.block_size, device=blocks.device)
+        context = step.seq_lens[:count].unsqueeze(1)
+        stale = position >= context
+        hidden = stale | (position < context - self.window) if self.window else stale
+        mask = torch.zeros(hidden.shape, dtype=self.dtype, device=blocks.device).masked_fill_(
+            hidden, -torch.inf
+        )
+        return _SingleRows(count, blocks.flatten(), stale.flatten().nonzero().squeeze(1), mask[:, None, None])
+
+    def _long_row(self, step: StepContext, row: int, first: int, last: int, context: int) -> _LongRow:
+        blocks = step.block_table[row, : -(-context // self.block_size)].long()
+        tokens, mask = last - first, None
+        if tokens < context or 0 < self.window < context:
+            query = torch.arange(context - tokens, context, device=blocks.device).unsqueeze(1)
+            key = torch.arange(context, device=blocks.device)
+            hidden = key > query
+            if self.window:
+                hidden |= key <= query - self.window
+            mask = torch.zeros(tokens, context, dtype=self.dtype, device=blocks.device)
+            mask.masked_fill_(hidden, -torch.inf)
+        return _LongRow(first, last, context, blocks, mask)
+
+    def prepare(self, cache: KVCache) -> Callable[[Tensor, _State], Tensor]:
+        def attend(qkv: Tensor, state: _State) -> Tensor:
+            queries = qkv[:, : self.heads * self.head_dim]
+            if state.single is not None:
+                single = self._attend_single(queries[: state.single.count], cache.data, state.single)
+                if not state.long:
+                    return single
+            out = queries.new_empty(queries.shape)
+            if state.single is not None:
+                out[: state.single.count] = single
+            for row in state.long:
+                out[row.first : row.last] = self._attend_long(queries[row.first : row.last], cache.data, row)
+            return out
+
+        return attend
+
+    def _attend_single(self, queries: Tensor, data: Tensor, rows: _SingleRows) -> Tensor:
+        gathered = data.index_select(0, rows.blocks).view(-1, 2, self.kv_heads, self.head_dim)
+        gathered.index_fill_(0, rows.stale, 0)
+        kv = gathered.view(rows.count, -1, 2, self.kv_heads, self.head_dim).permute(2, 0, 3, 1, 4)
+        # Query heads that share a key-value head stand where tokens would: no key is copied for each of them.
+        q = queries.view(rows.count, self.kv_heads, -1, self.head_dim)
+        out = functional.scaled_dot_product_attention(q, kv[0], kv[1], attn_mask=rows.mask, scale=self.scale)
+        return out.reshape(queries.shape)
+
+    def _attend_long(self, queries: Tensor, data: Tensor, row: _LongRow) -> Tensor:
+        gathered = data.index_select(0, row.blocks).flatten(0, 1)[: row.context]
+        kv = gathered.permute(1, 2, 0, 3).unsqueeze(1)
+        q = torch.unflatten(queries, 1, (self.heads, self.head_dim)).transpose(0, 1).unsqueeze(0)
+        out = functional.scaled_dot_product_attention(
+            q, kv[0], kv[1], attn_mask=row.mask, is_causal=row.mask is None, scale=self.scale, enable_gqa=True
+        )
+        return out.squeeze(0).transpose(0, 1).flatten(1)
+
+
+def _needs_token_layout(facts: Facts) -> Reason | None:
+    if facts["layout"] == "token":
+        return None
+    return Reason(
+        "layout", f"the attention kernel's cache has layout {facts['layout']}, this writes layout token"
+    )
+
+
+def _build_rope(facts: Facts) -> _Rope:
+    return _Rope(
+        facts.size("heads"), facts.size("kv_heads"), facts.size("head_dim"), facts.size("rotary_dim")
+    )
+
+
+def _build_attention(facts: Facts) -> _SdpaAttention:
+    return _SdpaAttention(
+        facts.size("heads"),
+        facts.size("kv_heads"),
+        facts.size("head_dim"),
+        facts.number("scale"),
+        facts.size("window"),
+        facts.size("block_size"),
+        facts.dtype,
+    )
+
+
+def _anywhere(_: Facts) -> None:
+    """Torch's operators serve every device and dtype here."""
+
+
+CANDIDATES = (
+    Candidate(LINEAR.name, "torch", 10, _anywhere, lambda _: _Linear()),
+    Candidate(LM_HEAD.name, "torch", 10, _anywhere, lambda _: _LmHead()),
+    Candidate(LINEAR_SILU_MUL.name, "torch", 10, _anywhere, lambda _: _LinearSiluMul()),
+    Candidate(LM_HEAD_TIED.name, "torch", 10, _anywhere, lambda _: _TiedHead()),
+    Candidate(ROPE.name, "torch", 10, _needs_token_layout, _build_rope),
+    Candidate(ATTENTION_PAGED.name, "torch_sdpa", 10, _anywhere, _build_attention),
+)

@@ -1,0 +1,76 @@
+"""Kernels written in Triton, for CUDA; on a CPU they run in Triton's interpreter when ``TRITON_INTERPRET`` is set.
+
+Only the other modules of this package import triton, and they are imported when a kernel is built.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from frizzen.kernels.facts import Facts
+from frizzen.kernels.moe_ops import MOE_EXPERTS, MOE_ROUTE
+from frizzen.kernels.moe_reference import Routing
+from frizzen.kernels.ops import (
+    ATTENTION_PAGED,
+    LINEAR,
+    LINEAR_SILU_MUL,
+    LM_HEAD,
+    LM_HEAD_TIED,
+    NORM_RMS,
+    ROPE,
+)
+from frizzen.kernels.plan import Candidate, Reason
+
+__all__ = ["CANDIDATES"]
+
+_RANK = 50
+
+
+def _requires(facts: Facts) -> Reason | None:
+    if importlib.util.find_spec("triton") is None:
+        fix = "install triton" if facts.device == "cuda" else None
+        return Reason("missing_package", "triton is not installed", fix)
+    if facts.device != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+        return Reason("device", f"triton computes on cuda, this is {facts.device}")
+    if facts.dtype not in {torch.float32, torch.bfloat16, torch.float16}:
+        return Reason("dtype", f"the dtype is {facts.dtype}, wanted float32, bfloat16 or float16")
+    return None
+
+
+def _requires_power_of_two_groups(facts: Facts) -> Reason | None:
+    groups, experts = Routing.of(facts).groups, facts.size("experts")
+    if groups > 1 and (experts & (experts - 1) or groups & (groups - 1)):
+        return Reason("shape", f"{groups} groups of {experts} experts: both must be powers of two")
+    return _requires(facts)
+
+
+def _built_by(module: str, name: str) -> Callable[[Facts], Any]:
+    def build(facts: Facts) -> Any:
+        return getattr(importlib.import_module(f"{__name__}.{module}"), name).build(facts)
+
+    return build
+
+
+def _candidate(
+    op: str, module: str, name: str, requires: Callable[[Facts], Reason | None] = _requires
+) -> Candidate:
+    return Candidate(op, "triton", _RANK, requires, _built_by(module, name))
+
+
+CANDIDATES = (
+    _candidate(LINEAR.name, "linear", "SkinnyLinear"),
+    _candidate(LM_HEAD.name, "linear", "LmHead"),
+    _candidate(LM_HEAD_TIED.name, "linear", "TiedHead"),
+    _candidate(LINEAR_SILU_MUL.name, "gated", "LinearSiluMul"),
+    _candidate(NORM_RMS.name, "norm", "RmsNorm"),
+    _candidate(ROPE.name, "rope", "Rope"),
+    _candidate(ATTENTION_PAGED.name, "attention", "PagedAttention"),
+    _candidate(MOE_ROUTE.name, "route", "Router", _requires_power_of_two_groups),
+    _candidate(MOE_EXPERTS.name, "moe", "MoeExperts"),
+)

@@ -1,0 +1,141 @@
+"""Experts for many tokens: pairs sorted by expert, every expert's part padded to whole tiles, two grouped products.
+
+Bound by arithmetic. Sorting is a count, a scan and a scatter on the device; which pair comes first within an expert is left
+to chance (an atomic counter), because rows of a product do not depend on each other. The first product gathers its rows
+from ``x`` and stores the activation in sorted order; the second reads that and stores each pair at its own place, from
+where ``experts.combine`` adds up every token.
+"""
+# mypy: disable-error-code="misc, no-untyped-def, no-untyped-call"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from frizzen.kernels.triton.experts import activate
+from frizzen.kernels.triton.launch import await_inputs, multiply_add
+
+__all__ = ["count_pairs", "down_many", "gate_up_many", "place_experts", "scatter_pairs"]
+
+
+@triton.jit(do_not_specialize=["pairs"])
+def count_pairs(ids, counts, pairs, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    """Adds up how many pairs every expert has, in ``counts [E]``, zero before."""
+    pair = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    await_inputs(PDL)
+    expert = tl.load(ids + pair, mask=pair < pairs, other=-1)
+    tl.atomic_add(counts + expert, 1, mask=expert >= 0, sem="relaxed")
+
+
+@triton.jit(do_not_specialize=["most_tiles"])
+def place_experts(
+    counts, cursors, tile_experts, most_tiles, E: tl.constexpr, EXPERTS: tl.constexpr, M: tl.constexpr,
+    BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Where every expert's part begins (``cursors [E]``) and whose every tile is (``tile_experts``; -1 past the last)."""
+    expert = tl.arange(0, EXPERTS)
+    tile = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    await_inputs(PDL)
+    tiles = tl.cdiv(tl.load(counts + expert, mask=expert < E, other=0), M)
+    ends = tl.cumsum(tiles, axis=0)
+    if tl.program_id(0) == 0:
+        tl.store(cursors + expert, (ends - tiles) * M, mask=expert < E)
+    before = tl.sum((ends[None, :] <= tile[:, None]).to(tl.int32), axis=1)
+    tl.store(tile_experts + tile, tl.where(before < EXPERTS, before, -1), mask=tile < most_tiles)
+
+
+@triton.jit(do_not_specialize=["pairs"])
+def scatter_pairs(ids, cursors, order, pairs, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    """Writes every pair into its expert's part of ``order``; what stays -1 there is padding."""
+    pair = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    await_inputs(PDL)
+    expert = tl.load(ids + pair, mask=pair < pairs, other=-1)
+    place = tl.atomic_add(cursors + expert, 1, mask=expert >= 0, sem="relaxed")
+    tl.store(order + place, pair, mask=expert >= 0)
+
+
+@triton.jit
+def _tile_of(blocks, most_tiles, BAND: tl.constexpr):
+    """Tile of rows and block of columns of a program: bands of neighbouring tiles go through all columns together, so that
+    an expert's weight is read from memory once and its rows stay in the L2 cache."""
+    program = tl.program_id(0)
+    band = program // (BAND * blocks)
+    height = tl.minimum(most_tiles - band * BAND, BAND)
+    within = program % (BAND * blocks)
+    return band * BAND + within % height, within // height
+
+
+@triton.jit(do_not_specialize=["most_tiles"])
+def gate_up_many(
+    x, w13, b13, order, tile_experts, act, most_tiles, x_stride, H, I, clamp, alpha, beta,
+    K: tl.constexpr, BIAS: tl.constexpr, CLAMP: tl.constexpr, M: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, EVEN: tl.constexpr, BAND: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """``act [places, I]`` in sorted order: the first product and the activation."""
+    tile, block = _tile_of(tl.cdiv(I, ROWS), most_tiles, BAND)
+    row = block * ROWS + tl.arange(0, ROWS)
+    exists = row < I
+    await_inputs(PDL)
+    expert = tl.load(tile_experts + tile).to(tl.int64)
+    if expert < 0:
+        return
+    place = tile * M + tl.arange(0, M)
+    pair = tl.load(order + place)
+    present = pair >= 0
+    column = tl.arange(0, COLUMNS)
+    x_at = x + (pair // K).to(tl.int64)[:, None] * x_stride + column[None, :]
+    gate_at = w13 + (expert * 2 * I + row)[None, :] * H + column[:, None]
+    up_at = gate_at + I * H
+    gate = tl.zeros([M, ROWS], dtype=tl.float32)
+    up = tl.zeros([M, ROWS], dtype=tl.float32)
+    for start in range(0, H, COLUMNS):
+        values_mask = present[:, None]
+        mask = exists[None, :]
+        if not EVEN:
+            values_mask = values_mask & (start + column < H)[None, :]
+            mask = mask & (start + column < H)[:, None]
+        values = tl.load(x_at + start, mask=values_mask, other=0.0)
+        gate = multiply_add(values, tl.load(gate_at + start, mask=mask, other=0.0), gate, PRECISION)
+        up = multiply_add(values, tl.load(up_at + start, mask=mask, other=0.0), up, PRECISION)
+    if BIAS:
+        gate += tl.load(b13 + expert * 2 * I + row, mask=exists, other=0.0).to(tl.float32)[None, :]
+        up += tl.load(b13 + expert * 2 * I + I + row, mask=exists, other=0.0).to(tl.float32)[None, :]
+    y = activate(gate, up, clamp, alpha, beta, CLAMP)
+    act_at = act + place.to(tl.int64)[:, None] * I + row[None, :]
+    tl.store(act_at, y.to(act.dtype.element_ty), mask=exists[None, :])
+
+
+@triton.jit(do_not_specialize=["most_tiles"])
+def down_many(
+    act, w2, b2, weights, order, tile_experts, partial, most_tiles, H, I,
+    BIAS: tl.constexpr, M: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, EVEN: tl.constexpr,
+    BAND: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """``partial [T * k, H]``: the second product of every pair, times the pair's weight, at the pair's place."""
+    tile, block = _tile_of(tl.cdiv(H, ROWS), most_tiles, BAND)
+    row = block * ROWS + tl.arange(0, ROWS)
+    exists = row < H
+    await_inputs(PDL)
+    expert = tl.load(tile_experts + tile).to(tl.int64)
+    if expert < 0:
+        return
+    place = tile * M + tl.arange(0, M)
+    pair = tl.load(order + place)
+    present = pair >= 0
+    column = tl.arange(0, COLUMNS)
+    act_at = act + place.to(tl.int64)[:, None] * I + column[None, :]
+    weight_at = w2 + (expert * H + row)[None, :] * I + column[:, None]
+    y = tl.zeros([M, ROWS], dtype=tl.float32)
+    for start in range(0, I, COLUMNS):
+        mask = exists[None, :]
+        if EVEN:
+            values = tl.load(act_at + start)
+        else:
+            values = tl.load(act_at + start, mask=(start + column < I)[None, :], other=0.0)
+            mask = mask & (start + column < I)[:, None]
+        y = multiply_add(values, tl.load(weight_at + start, mask=mask, other=0.0), y, PRECISION)
+    if BIAS:
+        y += tl.load(b2 + expert * H + row, mask=exists, other=0.0).to(tl.float32)[None, :]
+    y *= tl.load(weights + pair, mask=present, other=0.0)[:, None]
+    partial_at = partial + pair.to(tl.int64)[:, None] * H + row[None, :]
+    tl.store(partial_at, y.to(partial.dtype.element_ty), mask=present[:, None] & exists[None, :])

@@ -1,0 +1,94 @@
+"""What every launch needs: the device's abilities, and the start of every kernel.
+
+Kernels of one stream are launched dependently (programmatic dependent launch) where the device can: a kernel may start
+while the one before it still runs. Two rules keep that invisible:
+
+* every kernel calls :func:`await_inputs` before it reads or writes anything that a step changes;
+* what it touches before that call are constants: weights, norms.
+
+Integers that follow the step (numbers of tokens, rows, splits) are never specialised, so that a step of another size
+compiles nothing.
+"""
+# mypy: disable-error-code="misc, no-untyped-def, no-untyped-call"
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from frizzen.kernels.facts import Facts
+
+__all__ = ["Target", "await_inputs", "multiply_add", "precision", "prefetch", "round_up_power"]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The device that kernels are launched on."""
+
+    dependent: bool
+    """Whether launches may overlap the kernel before them."""
+    processors: int
+    """Multiprocessors: how many programs it takes to keep the device busy."""
+
+    @classmethod
+    def of(cls, facts: Facts) -> Target:
+        """Reads the device that ``facts`` describe."""
+        if facts.device != "cuda":
+            return cls(dependent=False, processors=4)
+        major = max((int(found[1]) for flag in facts.capability if (found := re.match(r"sm_(\d+)\d", flag))), default=0)
+        return cls(major >= 9, torch.cuda.get_device_properties().multi_processor_count)
+
+    def options(self) -> dict[str, Any]:
+        """Keyword arguments of every launch; the interpreter knows none of them."""
+        return {"PDL": True, "launch_pdl": True} if self.dependent else {"PDL": False}
+
+
+def round_up_power(value: int, least: int = 1) -> int:
+    """The smallest power of two that is at least ``value`` and ``least``."""
+    return max(least, 1 << max(value - 1, 0).bit_length())
+
+
+def precision(dtype: torch.dtype) -> str:
+    """``PRECISION`` of :func:`multiply_add`: float32 must not become tf32, and the interpreter cannot multiply bfloat16."""
+    return "ieee" if dtype == torch.float32 or triton.knobs.runtime.interpret else "native"
+
+
+@triton.jit
+def await_inputs(PDL: tl.constexpr):
+    """Lets the next kernel start, then waits until all that earlier kernels wrote is visible."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def multiply_add(a, b, total, PRECISION: tl.constexpr):
+    """``a @ b + total`` in float32."""
+    if PRECISION == "ieee":
+        return tl.dot(a.to(tl.float32), b.to(tl.float32), total, input_precision="ieee")
+    return tl.dot(a, b, total)
+
+
+@triton.jit
+def prefetch(pointer, nbytes):
+    """Asks for ``nbytes`` (a multiple of 16) at a 16-byte aligned constant to be brought into the L2 cache; does not wait."""
+    tl.inline_asm_elementwise(
+        """{
+        .reg .pred one;
+        .reg .b32 thread;
+        mov.u32 thread, %tid.x;
+        setp.eq.u32 one, thread, 0;
+        @one cp.async.bulk.prefetch.L2.global [$1], $2;
+        mov.u32 $0, 0;
+        }""",
+        "=r,l,r",
+        [pointer.to(tl.int64), nbytes],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )

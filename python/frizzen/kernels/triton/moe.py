@@ -1,0 +1,229 @@
+"""``moe.experts``: which kernels serve how many tokens, and with which tiles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from frizzen.kernels.facts import Facts
+from frizzen.kernels.moe_ops import Experts
+from frizzen.kernels.moe_reference import Activation
+from frizzen.kernels.triton import experts as few
+from frizzen.kernels.triton import grouped as many
+from frizzen.kernels.triton.launch import Target, precision, round_up_power
+
+__all__ = ["FEW", "ManyTile", "MoeExperts", "Tile", "few_tiles", "many_tiles"]
+
+FEW = 256
+"""Most tokens that are served without sorting."""
+
+
+class Tile(NamedTuple):
+    """Tile of a product with few tokens."""
+
+    swap: bool
+    m: int
+    rows: int
+    columns: int
+    warps: int
+    stages: int
+
+
+class ManyTile(NamedTuple):
+    """Tile of a product with many tokens."""
+
+    rows: int
+    columns: int
+    band: int
+    warps: int
+    stages: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """One layer's weights."""
+
+    w13: Tensor
+    w2: Tensor
+    b13: Tensor | None
+    b2: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class MoeExperts:
+    """See ``moe.experts``."""
+
+    hidden: int
+    intermediate: int
+    experts: int
+    top_k: int
+    activation: Activation
+    dtype: torch.dtype
+    target: Target
+
+    @classmethod
+    def build(cls, facts: Facts) -> MoeExperts:
+        """The kernels for one shape of experts."""
+        sizes = (facts.size(name) for name in ("hidden", "intermediate", "experts", "top_k"))
+        return cls(*sizes, Activation.of(facts), facts.dtype, Target.of(facts))
+
+    def prepare(self, w13: Tensor, w2: Tensor, b13: Tensor | None, b2: Tensor | None) -> Experts:
+        """Keeps the weights as they are."""
+        layer = _Layer(w13, w2, b13, b2)
+
+        def run(x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
+            tokens = len(x)
+            if tokens == 0:
+                return torch.empty_like(x)
+            if tokens == 1:
+                return self.one(layer, x, weights, ids)
+            if tokens <= FEW:
+                return self.few(layer, x, weights, ids, *few_tiles(tokens, self.top_k, self.experts, self.dtype))
+            return self.many(layer, x, weights, ids, *many_tiles(tokens, self.top_k, self.experts, self.dtype))
+
+        return run
+
+    def one(
+        self,
+        layer: _Layer,
+        x: Tensor,
+        weights: Tensor,
+        ids: Tensor,
+        up_rows: int = 4,
+        down_rows: int = 4,
+        warps: int = 4,
+    ) -> Tensor:
+        """One token."""
+        H, I, k = self.hidden, self.intermediate, self.top_k
+        act = torch.empty(k, I, dtype=x.dtype, device=x.device)
+        out = torch.empty(1, H, dtype=x.dtype, device=x.device)
+        options = {"num_warps": warps, **self.target.options()}
+        few.gate_up_one[(triton.cdiv(I, up_rows), k)](
+            x, layer.w13, layer.b13, ids, act, H, I, *self._scalars(),
+            BIAS=layer.b13 is not None, CLAMP=self.activation.clamp > 0,
+            ROWS=up_rows, COLUMNS=min(round_up_power(H, 16), 2048), **options,
+        )  # fmt: skip
+        few.down_one[(triton.cdiv(H, down_rows),)](
+            act, layer.w2, layer.b2, weights, ids, out, H, I,
+            K=k, BIAS=layer.b2 is not None, ROWS=down_rows, COLUMNS=min(round_up_power(I, 16), 1024), **options,
+        )  # fmt: skip
+        return out
+
+    def few(self, layer: _Layer, x: Tensor, weights: Tensor, ids: Tensor, up: Tile, down: Tile) -> Tensor:
+        """Up to :data:`FEW` tokens."""
+        H, I, k, tokens = self.hidden, self.intermediate, self.top_k, len(x)
+        act = torch.empty(tokens * k, I, dtype=x.dtype, device=x.device)
+        partial = torch.empty(tokens * k, H, dtype=x.dtype, device=x.device)
+        pairwise = tokens * k < self.experts
+        groups = min(tokens * k, self.experts)
+        shared = {
+            "K": k,
+            "PAIRWISE": pairwise,
+            "TOKENS": next(size for size in (16, 64, FEW) if tokens <= size),
+            "TOP": round_up_power(k),
+        }
+        few.gate_up_few[(triton.cdiv(I, up.rows), groups)](
+            x, layer.w13, layer.b13, ids, act, tokens, x.stride(0), H, I, *self._scalars(),
+            BIAS=layer.b13 is not None, CLAMP=self.activation.clamp > 0, **shared, **self._few_constants(up, H),
+        )  # fmt: skip
+        few.down_few[(triton.cdiv(H, down.rows), groups)](
+            act, layer.w2, layer.b2, weights, ids, partial, tokens, H, I,
+            BIAS=layer.b2 is not None, **shared, **self._few_constants(down, I),
+        )  # fmt: skip
+        return self._combine(partial, ids, tokens)
+
+    def many(
+        self, layer: _Layer, x: Tensor, weights: Tensor, ids: Tensor, m: int, up: ManyTile, down: ManyTile
+    ) -> Tensor:
+        """Any number of tokens; ``m`` is the height of a tile."""
+        H, I, k, tokens = self.hidden, self.intermediate, self.top_k, len(x)
+        pairs = tokens * k
+        most_tiles = (pairs + min(pairs, self.experts) * (m - 1)) // m
+        order, tile_experts = self._sort(ids, m, most_tiles)
+        act = torch.empty(most_tiles * m, I, dtype=x.dtype, device=x.device)
+        partial = torch.empty(pairs, H, dtype=x.dtype, device=x.device)
+        many.gate_up_many[(most_tiles * triton.cdiv(I, up.rows),)](
+            x, layer.w13, layer.b13, order, tile_experts, act, most_tiles, x.stride(0), H, I, *self._scalars(),
+            K=k, BIAS=layer.b13 is not None, CLAMP=self.activation.clamp > 0, M=m, **self._many_constants(up, H),
+        )  # fmt: skip
+        many.down_many[(most_tiles * triton.cdiv(H, down.rows),)](
+            act, layer.w2, layer.b2, weights, order, tile_experts, partial, most_tiles, H, I,
+            BIAS=layer.b2 is not None, M=m, **self._many_constants(down, I),
+        )  # fmt: skip
+        return self._combine(partial, ids, tokens)
+
+    def _sort(self, ids: Tensor, m: int, most_tiles: int) -> tuple[Tensor, Tensor]:
+        """Pairs by expert in whole tiles, -1 where padded; and the expert of every tile, -1 past the last."""
+        pairs, device, options = ids.numel(), ids.device, self.target.options()
+        counts = torch.zeros(self.experts, dtype=torch.int32, device=device)
+        cursors = torch.empty(self.experts, dtype=torch.int32, device=device)
+        order = torch.full((most_tiles * m,), -1, dtype=torch.int32, device=device)
+        tile_experts = torch.empty(most_tiles, dtype=torch.int32, device=device)
+        blocks = (triton.cdiv(pairs, 1024),)
+        many.count_pairs[blocks](ids, counts, pairs, BLOCK=1024, **options)
+        many.place_experts[(triton.cdiv(most_tiles, 32),)](
+            counts, cursors, tile_experts, most_tiles, E=self.experts,
+            EXPERTS=round_up_power(self.experts), M=m, BLOCK=32, **options,
+        )  # fmt: skip
+        many.scatter_pairs[blocks](ids, cursors, order, pairs, BLOCK=1024, **options)
+        return order, tile_experts
+
+    def _combine(self, partial: Tensor, ids: Tensor, tokens: int) -> Tensor:
+        out = torch.empty(tokens, self.hidden, dtype=partial.dtype, device=partial.device)
+        columns = min(round_up_power(self.hidden), 1024)
+        few.combine[(tokens, triton.cdiv(self.hidden, columns))](
+            partial, ids, out, self.hidden, K=self.top_k, TOP=round_up_power(self.top_k), COLUMNS=columns,
+            num_warps=4, **self.target.options(),
+        )  # fmt: skip
+        return out
+
+    def _scalars(self) -> tuple[float, float, float]:
+        return self.activation.clamp, self.activation.alpha, self.activation.beta
+
+    def _few_constants(self, tile: Tile, size: int) -> dict[str, Any]:
+        columns = min(tile.columns, round_up_power(size, 16))
+        return {
+            "SWAP": tile.swap,
+            "M": tile.m,
+            "ROWS": tile.rows,
+            "COLUMNS": columns,
+            "EVEN": size % columns == 0,
+            "PRECISION": precision(self.dtype),
+            "num_warps": tile.warps,
+            "num_stages": tile.stages,
+            **self.target.options(),
+        }
+
+    def _many_constants(self, tile: ManyTile, size: int) -> dict[str, Any]:
+        columns = min(tile.columns, round_up_power(size, 16))
+        return {
+            "ROWS": tile.rows,
+            "COLUMNS": columns,
+            "EVEN": size % columns == 0,
+            "BAND": tile.band,
+            "PRECISION": precision(self.dtype),
+            "num_warps": tile.warps,
+            "num_stages": tile.stages,
+            **self.target.options(),
+        }
+
+
+def few_tiles(tokens: int, top_k: int, experts: int, dtype: torch.dtype) -> tuple[Tile, Tile]:
+    """Tiles of both products, from what was fastest on an H200."""
+    if dtype == torch.float32:
+        return Tile(False, 16, 32, 32, 4, 2), Tile(False, 16, 32, 32, 4, 2)
+    m = 16 if tokens * top_k <= 8 * experts else 32
+    return Tile(True, m, 64, 64, 4, 4), Tile(True, m, 64, 64, 4, 4)
+
+
+def many_tiles(tokens: int, top_k: int, experts: int, dtype: torch.dtype) -> tuple[int, ManyTile, ManyTile]:
+    """Height of the tiles and the rest of both, from what was fastest on an H200."""
+    if dtype == torch.float32:
+        return 32, ManyTile(32, 32, 8, 4, 2), ManyTile(32, 32, 8, 4, 2)
+    if tokens * top_k < 128 * experts:
+        return 64, ManyTile(64, 64, 8, 4, 4), ManyTile(128, 64, 8, 4, 4)
+    return 128, ManyTile(128, 64, 8, 8, 3), ManyTile(128, 64, 8, 8, 4)

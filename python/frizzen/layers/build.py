@@ -1,0 +1,91 @@
+"""What every layer needs while it is built: the weights, the plan, the place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from frizzen.kernels.ops import LINEAR, LINEAR_SILU_MUL, LM_HEAD, LM_HEAD_TIED, NORM_RMS, LinearKernel
+from frizzen.kernels.plan import Op, PlanBuilder
+from frizzen.kernels.torch_ops import embedding
+from frizzen.loading.checkpoint import Weights
+
+__all__ = ["BuildContext", "Map", "Norm"]
+
+Map = Callable[[Tensor], Tensor]
+Norm = Callable[[Tensor, Tensor | None], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class BuildContext:
+    """Handed down from the model to its layers; parameter names are relative to ``prefix``."""
+
+    weights: Weights
+    plan: PlanBuilder
+    dtype: torch.dtype
+    device: torch.device
+    block_size: int
+    layer: int | None = None
+    prefix: str = ""
+
+    def at_layer(self, layer: int) -> BuildContext:
+        """The context of one decoder layer."""
+        return replace(self, layer=layer, prefix=f"layers.{layer}.")
+
+    def take(self, *names: str) -> Tensor:
+        """Parameters stacked along the first dimension."""
+        return self.weights.take(*(self.prefix + name for name in names))
+
+    def linear(self, site: str, *names: str, bias: bool) -> Map:
+        """One product for all of ``names``: of their ``.weight`` and, with ``bias``, their ``.bias``."""
+        return self._linear(LINEAR, site, names, bias, 1)
+
+    def linear_silu_mul(self, site: str, gate: str, up: str, *, bias: bool) -> Map:
+        """``silu(gate(x)) * up(x)``."""
+        return self._linear(LINEAR_SILU_MUL, site, (gate, up), bias, 2)
+
+    def embedding_and_head(self, table: str, head: str | None) -> tuple[Map, Map]:
+        """Ids to rows of ``table``, and hidden states to float32 logits by ``head``, if None by ``table``."""
+        weight = self.take(table)
+        if head is None:
+            tied = self.plan.resolve(
+                LM_HEAD_TIED,
+                self.dtype,
+                site="lm_head",
+                in_features=weight.shape[1],
+                out_features=weight.shape[0],
+            )
+            return tied.prepare(weight)
+        kernel = self.plan.resolve(
+            LM_HEAD,
+            self.dtype,
+            site="lm_head",
+            in_features=weight.shape[1],
+            out_features=weight.shape[0],
+            bias=False,
+        )
+        return embedding(weight), kernel.prepare(self.take(head), None)
+
+    def norm(self, site: str, name: str, eps: float) -> Norm:
+        """An RMS norm."""
+        weight = self.take(name)
+        kernel = self.plan.resolve(NORM_RMS, self.dtype, site=site, layer=self.layer, size=weight.shape[0])
+        return kernel.prepare(weight, eps)
+
+    def _linear(
+        self, op: Op[LinearKernel], site: str, names: tuple[str, ...], bias: bool, halves: int
+    ) -> Map:
+        weight = self.take(*(f"{name}.weight" for name in names))
+        kernel = self.plan.resolve(
+            op,
+            self.dtype,
+            site=site,
+            layer=self.layer,
+            in_features=weight.shape[1],
+            out_features=weight.shape[0] // halves,
+            bias=bias,
+        )
+        return kernel.prepare(weight, self.take(*(f"{name}.bias" for name in names)) if bias else None)

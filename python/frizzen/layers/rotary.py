@@ -1,0 +1,83 @@
+"""Rotary position embedding: the frequencies of a configuration, and the angles of a step."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from frizzen.models.config import RopeConfig
+
+__all__ = ["Rotary"]
+
+
+class Rotary:
+    """Makes sine and cosine once per step for all layers.
+
+    Without a table: a step computes ``[T, R / 2]`` angles from its positions, which is cheaper than keeping
+    megabytes for positions that nobody reaches.
+    """
+
+    def __init__(self, config: RopeConfig, device: torch.device, divisors: Tensor | None = None) -> None:
+        """``divisors`` ``[R / 2]`` are what GGUF stores in place of the parameters of a scaling rule."""
+        frequencies = _frequencies(config)
+        if divisors is not None:
+            frequencies = frequencies / divisors.cpu().float()
+        self.frequencies = frequencies.to(device)
+        """``[R / 2]`` float32, radians per token."""
+        self._scale = _scale(config)
+
+    def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """``positions [T]`` -> cosine and sine, ``[T, R / 2]`` float32, scaled where the rule says so."""
+        angles = positions.float().unsqueeze(1) * self.frequencies
+        if self._scale == 1.0:
+            return angles.cos(), angles.sin()
+        return angles.cos().mul_(self._scale), angles.sin().mul_(self._scale)
+
+
+def _frequencies(config: RopeConfig) -> Tensor:
+    exponents = torch.arange(0, config.rotary_dim, 2, dtype=torch.int64).float() / config.rotary_dim
+    plain = 1.0 / config.theta**exponents
+    if config.kind == "linear":
+        return plain / config.factor
+    if config.kind == "llama3":
+        return _llama3(config, plain)
+    if config.kind == "yarn":
+        return _yarn(config, plain)
+    return plain
+
+
+def _llama3(config: RopeConfig, plain: Tensor) -> Tensor:
+    """Divides frequencies of long wavelengths, keeps those of short ones, and blends between."""
+    turns = config.original_max_position * plain / (2 * math.pi)
+    blend = (turns - config.low_freq_factor) / (config.high_freq_factor - config.low_freq_factor)
+    kept = blend.clamp(0, 1)
+    return plain / config.factor * (1 - kept) + plain * kept
+
+
+def _yarn(config: RopeConfig, plain: Tensor) -> Tensor:
+    """NTK-by-parts (arXiv 2309.00071, section 3.2): a ramp between the dimensions of two numbers of turns."""
+
+    def dimension(turns: float) -> float:
+        wavelength = config.original_max_position / (turns * 2 * math.pi)
+        return config.rotary_dim * math.log(wavelength) / (2 * math.log(config.theta))
+
+    low, high = dimension(config.beta_fast), dimension(config.beta_slow)
+    if config.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, config.rotary_dim - 1)
+    width = high - low if high > low else 0.001
+    stretched = ((torch.arange(config.rotary_dim // 2).float() - low) / width).clamp(0, 1)
+    return plain / config.factor * stretched + plain * (1 - stretched)
+
+
+def _scale(config: RopeConfig) -> float:
+    """YaRN's temperature, spread over q and k."""
+    if config.kind != "yarn" or config.factor == 1:
+        return 1.0
+    return (
+        config.attention_factor
+        if config.attention_factor is not None
+        else 0.1 * math.log(config.factor) + 1.0
+    )

@@ -1,0 +1,126 @@
+"""A checkpoint's tensors under the model's own names: compared as a whole, then read layer by layer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from frizzen.errors import CheckpointError, ShapeMismatch
+
+__all__ = ["Checkpoint", "Parameter", "Progress", "Weights"]
+
+Progress = Callable[[int, int], None]
+"""Called with (parameters read, parameters in total)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One tensor of a model and what each file format calls it."""
+
+    name: str
+    shape: tuple[int, ...]
+    hf: str | None
+    """Name in a Hugging Face checkpoint; None if it does not exist there."""
+    gguf: str | None
+    gguf_interleaved_heads: int = 0
+    """Above 0: for this many heads, GGUF stores the two rows of a rope pair side by side."""
+    required: bool = True
+
+
+class Checkpoint(Protocol):
+    """An open checkpoint of any format."""
+
+    @property
+    def path(self) -> Path:
+        """What the user named."""
+
+    def spelling(self, parameter: Parameter) -> str | None:
+        """The name of a parameter in this format."""
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]] | None:
+        """Every tensor's shape by its name; None if whatever is asked for exists."""
+
+    def read(self, parameter: Parameter, out: Tensor) -> None:
+        """Converts one tensor into ``out``, which has its shape."""
+
+    def close(self) -> None:
+        """Gives the file mappings back."""
+
+
+class Weights:
+    """Hands a model its parameters, in its dtype and on its device.
+
+    Construction compares all names and shapes with the checkpoint and raises :class:`CheckpointError` with
+    every difference, so that a wrong file is refused before time is spent on it.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        parameters: Iterable[Parameter],
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        ignored: Sequence[str] = (),
+        progress: Progress | None = None,
+    ) -> None:
+        self._checkpoint = checkpoint
+        self._dtype = dtype
+        self._device = device
+        self._progress = progress
+        self._parameters = _matched(checkpoint, parameters, ignored)
+        self._total = sum(prod(parameter.shape) for parameter in self._parameters.values())
+        self._done = 0
+
+    def has(self, name: str) -> bool:
+        """Whether an optional parameter is there."""
+        return name in self._parameters
+
+    def take(self, *names: str, dtype: torch.dtype | None = None) -> Tensor:
+        """These parameters stacked along the first dimension, as one new tensor.
+
+        They are read straight into their places, so that fusing costs no second copy.
+        """
+        parts = [self._parameters[name] for name in names]
+        rows = [part.shape[0] for part in parts]
+        out = torch.empty((sum(rows), *parts[0].shape[1:]), dtype=dtype or self._dtype, device=self._device)
+        for part, place in zip(parts, torch.split(out, rows), strict=True):
+            self._checkpoint.read(part, place)
+            self._done += prod(part.shape)
+            if self._progress is not None:
+                self._progress(self._done, self._total)
+        return out
+
+
+def _matched(
+    checkpoint: Checkpoint, parameters: Iterable[Parameter], ignored: Sequence[str]
+) -> dict[str, Parameter]:
+    found = checkpoint.shapes()
+    if found is None:
+        return {parameter.name: parameter for parameter in parameters if parameter.required}
+    matched: dict[str, Parameter] = {}
+    missing, mismatched, known = [], [], set()
+    for parameter in parameters:
+        spelling = checkpoint.spelling(parameter)
+        shape = found.get(spelling) if spelling else None
+        if spelling is None or shape is None:
+            if parameter.required:
+                missing.append(spelling or parameter.name)
+            continue
+        known.add(spelling)
+        matched[parameter.name] = parameter
+        if shape != parameter.shape:
+            mismatched.append(ShapeMismatch(spelling, parameter.shape, shape))
+    unexpected = [
+        name for name in found if name not in known and not any(re.search(p, name) for p in ignored)
+    ]
+    if missing or unexpected or mismatched:
+        raise CheckpointError(checkpoint.path, missing=missing, unexpected=unexpected, mismatched=mismatched)
+    return matched

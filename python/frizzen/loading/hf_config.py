@@ -1,0 +1,140 @@
+"""Reading ``config.json`` of a Hugging Face checkpoint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from frizzen.errors import LoadError, UnsupportedModelError
+from frizzen.models.config import RopeConfig
+
+__all__ = ["HfConfig"]
+
+
+@dataclass(frozen=True, slots=True)
+class HfConfig:
+    """A parsed ``config.json``; getters name the key and the value that does not fit."""
+
+    path: Path
+    values: Mapping[str, Any]
+    generation: Mapping[str, Any]
+    """``generation_config.json``, or empty."""
+
+    @classmethod
+    def read(cls, path: Path) -> HfConfig:
+        """Reads ``config.json`` (``path``) and its neighbour ``generation_config.json``.
+
+        Raises:
+            LoadError: a file is missing or is not a JSON object.
+        """
+        generation = path.with_name("generation_config.json")
+        return cls(path, _read_object(path), _read_object(generation) if generation.is_file() else {})
+
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        """Class names that the checkpoint was saved from."""
+        return tuple(self.values.get("architectures") or ())
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        """A whole number; ``null`` counts as absent."""
+        value = self._get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise UnsupportedModelError(f"{self.path}: {key} is {value!r}, expected an integer")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A real number; ``null`` counts as absent."""
+        value = self._get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise UnsupportedModelError(f"{self.path}: {key} is {value!r}, expected a number")
+        return float(value)
+
+    def flag(self, key: str, default: bool) -> bool:
+        """A flag; ``null`` counts as absent."""
+        value = self._get(key, default)
+        if not isinstance(value, bool):
+            raise UnsupportedModelError(f"{self.path}: {key} is {value!r}, expected true or false")
+        return value
+
+    def require(self, key: str, supported: Sequence[object], default: object = None) -> None:
+        """Refuses any value of ``key`` but those."""
+        value = self.values.get(key, default)
+        if value not in supported:
+            wanted = " or ".join(repr(entry) for entry in supported)
+            raise UnsupportedModelError(f"{self.path}: {key} is {value!r}, expected {wanted}")
+
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """End-of-sequence ids of both files, without repetition."""
+        found: list[int] = []
+        for values in (self.generation, self.values):
+            value = values.get("eos_token_id")
+            found += value if isinstance(value, list) else [] if value is None else [value]
+        return tuple(dict.fromkeys(found))
+
+    def rope(self, head_dim: int, default_theta: float) -> RopeConfig:
+        """The rotary embedding, in the spelling of transformers 5 (``rope_parameters``) or the older one."""
+        parameters = self.values.get("rope_parameters") or self.values.get("rope_scaling") or {}
+        if not isinstance(parameters, dict) or any(isinstance(value, dict) for value in parameters.values()):
+            raise UnsupportedModelError(
+                f"{self.path}: rope parameters per layer type are not supported: {parameters}"
+            )
+        nested = HfConfig(self.path, {**self.values, **parameters}, {})
+        kind = parameters.get("rope_type", parameters.get("type", "default"))
+        dim = int(head_dim * nested.number("partial_rotary_factor", 1.0))
+        for key in ("mscale", "mscale_all_dim", "short_factor", "long_factor"):
+            nested.require(key, [None])
+        return RopeConfig(
+            theta=nested.number("rope_theta", default_theta),
+            rotary_dim=dim,
+            kind=str(kind),
+            factor=nested.number("factor", 1.0),
+            original_max_position=nested.integer(
+                "original_max_position_embeddings", self.integer("max_position_embeddings")
+            ),
+            low_freq_factor=nested.number("low_freq_factor", 1.0),
+            high_freq_factor=nested.number("high_freq_factor", 4.0),
+            beta_fast=nested.number("beta_fast", 32.0),
+            beta_slow=nested.number("beta_slow", 1.0),
+            truncate=nested.flag("truncate", True),
+            attention_factor=nested.number("attention_factor")
+            if parameters.get("attention_factor")
+            else None,
+        )
+
+    def windows(self, num_layers: int, window: int) -> tuple[int, ...]:
+        """Each layer's attention window: ``window`` where ``layer_types`` says sliding, or everywhere."""
+        kinds = (
+            self.values.get("layer_types")
+            or ["sliding_attention" if window else "full_attention"] * num_layers
+        )
+        if len(kinds) != num_layers:
+            raise UnsupportedModelError(
+                f"{self.path}: layer_types has {len(kinds)} entries for {num_layers} layers"
+            )
+        for kind in kinds:
+            if kind not in {"full_attention", "sliding_attention"}:
+                raise UnsupportedModelError(f"{self.path}: layer type {kind!r} is not supported")
+        return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
+
+    def _get(self, key: str, default: object) -> object:
+        value = self.values.get(key)
+        if value is None:
+            value = default
+        if value is None:
+            raise UnsupportedModelError(f"{self.path}: {key} is missing")
+        return value
+
+
+def _read_object(path: Path) -> Mapping[str, Any]:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise LoadError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise LoadError(f"{path} is not JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise LoadError(f"{path} holds a {type(values).__name__}, expected a JSON object")
+    return values

@@ -1,0 +1,167 @@
+"""Opens a checkpoint, finds its family, builds the model.
+
+The file stays mapped only while it is read; nothing of it is kept but the weights themselves.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from frizzen import catalog
+from frizzen.errors import LoadError
+from frizzen.kernels.facts import default_dtype
+from frizzen.kernels.plan import PlanBuilder
+from frizzen.layers.build import BuildContext
+from frizzen.loading.checkpoint import Checkpoint, Progress, Weights
+from frizzen.loading.dummy import DummyCheckpoint
+from frizzen.loading.gguf import GgufCheckpoint
+from frizzen.loading.hf_config import HfConfig
+from frizzen.loading.safetensors import SafetensorsCheckpoint
+from frizzen.models.base import CausalLM, Family
+from frizzen.models.config import DenseConfig
+from frizzen.models.families import family_of_gguf, family_of_hf
+
+__all__ = ["LoadRequest", "load_model"]
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadRequest:
+    """What to load, and as what."""
+
+    model: str
+    """A name of the catalogue, a directory, a file, or a Hugging Face id."""
+    load_format: str = "auto"
+    """``auto``, ``safetensors``, ``gguf`` or ``dummy``."""
+    dtype: str = "auto"
+    """``auto``, ``float32``, ``bfloat16`` or ``float16``."""
+    device: str = "cpu"
+    """torch's name of the device."""
+    block_size: int = 16
+    """Tokens per KV block."""
+    seed: int = 0
+    """Seeds dummy weights."""
+    progress: Progress | None = None
+    """Called with (parameters read, parameters in total)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    family: Family
+    config: DenseConfig
+    checkpoint: Checkpoint
+
+
+@torch.inference_mode()
+def load_model(request: LoadRequest, plan: PlanBuilder) -> CausalLM:
+    """Builds the model; ``plan`` chooses its kernels and keeps the record.
+
+    Raises:
+        CatalogError: the name leads nowhere.
+        UnsupportedModelError: an architecture, or a value in its configuration, that is not computed here.
+        CheckpointError: tensors are missing, unexpected or of another shape.
+        CorruptFileError: a file is truncated or contradicts itself.
+        LoadError: any other reason that lies in the files.
+        PlanError: no kernel serves a layer.
+    """
+    dtype = _choose_dtype(request.dtype, plan)
+    source = _open(request, catalog.resolve(request.model))
+    try:
+        device = torch.device(request.device)
+        weights = Weights(
+            source.checkpoint,
+            source.family.parameters(source.config),
+            dtype,
+            device,
+            ignored=(*source.family.ignored, *((r"^lm_head\.weight$",) if source.config.tied else ())),
+            progress=request.progress,
+        )
+        return source.family.build(
+            source.config, BuildContext(weights, plan, dtype, device, request.block_size)
+        )
+    finally:
+        source.checkpoint.close()
+        _return_free_memory()
+
+
+def _choose_dtype(name: str, plan: PlanBuilder) -> torch.dtype:
+    if name == "auto":
+        dtype, reason = default_dtype(plan.machine)
+    elif name in _DTYPES:
+        dtype, reason = _DTYPES[name], "it was asked for"
+    else:
+        raise LoadError(f"dtype is {name!r}, expected auto, {', '.join(_DTYPES)}")
+    plan.decide("dtype", str(dtype).removeprefix("torch."), reason)
+    return dtype
+
+
+def _open(request: LoadRequest, path: Path) -> _Source:
+    openers: dict[str, Callable[[], _Source]] = {
+        "gguf": lambda: _open_gguf(path),
+        "safetensors": lambda: _open_hf(path),
+        "dummy": lambda: _open_dummy(path, request.seed),
+    }
+    name = _detect_format(path) if request.load_format == "auto" else request.load_format
+    if name not in openers:
+        raise LoadError(f"load_format is {name!r}, expected auto, {', '.join(openers)}")
+    return openers[name]()
+
+
+def _detect_format(path: Path) -> str:
+    if path.is_file():
+        return "gguf" if path.suffix == ".gguf" else "safetensors"
+    if any(path.glob("*.safetensors")):
+        return "safetensors"
+    if any(path.glob("*.gguf")):
+        return "gguf"
+    pickles = sorted(file.name for file in path.glob("*.bin"))
+    hint = f"; {pickles[0]} is a pickle, which is not read: convert it to safetensors" if pickles else ""
+    raise LoadError(f"{path} holds neither *.safetensors nor *.gguf{hint}")
+
+
+def _open_gguf(path: Path) -> _Source:
+    if path.is_dir():
+        files = sorted(path.glob("*.gguf"))
+        if len(files) != 1:
+            raise LoadError(f"{path} holds {len(files)} GGUF files, expected 1: name the file instead")
+        path = files[0]
+    checkpoint = GgufCheckpoint(path)
+    try:
+        meta = checkpoint.metadata
+        if (parts := meta.values.get("split.count", 1)) != 1:
+            raise LoadError(f"{path} is one of {parts} parts of a split GGUF: merge them into one file")
+        family = family_of_gguf(meta)
+        return _Source(family, family.from_gguf(meta, "output.weight" not in checkpoint.shapes()), checkpoint)
+    except BaseException:
+        checkpoint.close()
+        raise
+
+
+def _open_hf(path: Path) -> _Source:
+    if path.is_file():
+        raise LoadError(f"{path} is a single file: name the directory that has its config.json")
+    raw = HfConfig.read(path / "config.json")
+    family = family_of_hf(raw)
+    config = family.from_hf(raw)
+    return _Source(family, config, SafetensorsCheckpoint(path))
+
+
+def _open_dummy(path: Path, seed: int) -> _Source:
+    raw = HfConfig.read(path / "config.json" if path.is_dir() else path)
+    family = family_of_hf(raw)
+    return _Source(family, family.from_hf(raw), DummyCheckpoint(path, seed))
+
+
+def _return_free_memory() -> None:
+    """Gives what unpacking left on the heap back to the system, where the C library can."""
+    try:
+        trim = ctypes.CDLL(None).malloc_trim
+    except (OSError, AttributeError, TypeError):
+        return
+    trim(0)

@@ -1,0 +1,164 @@
+"""Checkpoints in safetensors: one file, or several with an index.
+
+The format is a length, a JSON header and raw little-endian data. It is read here rather than through a
+library because every way in which a file can be damaged must be reported with the tensor, the value and the
+limit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from frizzen.errors import CorruptFileError, LoadError, UnsupportedModelError
+from frizzen.loading.checkpoint import Parameter
+
+__all__ = ["SafetensorsCheckpoint"]
+
+_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_MAX_HEADER = 100 << 20
+INDEX = "model.safetensors.index.json"
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    file: _File
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    """Bytes from the start of the file."""
+
+
+class SafetensorsCheckpoint:
+    """A directory with ``model.safetensors``, or with shards that ``model.safetensors.index.json`` lists."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory
+        self._files: list[_File] = []
+        self._entries: dict[str, _Entry] = {}
+        try:
+            for path in _shards(directory):
+                file = _File(path)
+                self._files.append(file)
+                for name, entry in file.entries().items():
+                    if name in self._entries:
+                        raise LoadError(
+                            f"{path} and {self._entries[name].file.path} both hold the tensor {name}"
+                        )
+                    self._entries[name] = entry
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def path(self) -> Path:
+        """The directory."""
+        return self._path
+
+    def spelling(self, parameter: Parameter) -> str | None:
+        """The Hugging Face name."""
+        return parameter.hf
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Shapes of all shards."""
+        return {name: entry.shape for name, entry in self._entries.items()}
+
+    def read(self, parameter: Parameter, out: Tensor) -> None:
+        """Copies with conversion.
+
+        Raises:
+            UnsupportedModelError: the tensor is stored in a quantised or integer type.
+        """
+        entry = self._entries[parameter.hf or ""]
+        if entry.dtype not in _DTYPES:
+            raise UnsupportedModelError(
+                f"{entry.file.path}: {parameter.hf} is stored as {entry.dtype}, "
+                f"expected one of {', '.join(_DTYPES)}"
+            )
+        out.copy_(entry.file.tensor(entry, _DTYPES[entry.dtype]))
+
+    def close(self) -> None:
+        """Unmaps the files."""
+        self._entries.clear()
+        for file in self._files:
+            file.close()
+        self._files.clear()
+
+
+class _File:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            with path.open("rb") as stream:
+                # A private mapping, since torch refuses to wrap memory that it may not write.
+                self._map = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
+        except (OSError, ValueError) as error:
+            raise LoadError(f"{path} cannot be read: {error}") from error
+
+    def entries(self) -> dict[str, _Entry]:
+        """The header's tensors, each checked against the size of the file."""
+        size = len(self._map)
+        length = int.from_bytes(self._map[:8], "little")
+        if size < 8 or length > min(size - 8, _MAX_HEADER):
+            raise CorruptFileError(self.path, f"its header claims {length} bytes, the file has {size}")
+        try:
+            header = json.loads(self._map[8 : 8 + length])
+        except ValueError as error:
+            raise CorruptFileError(self.path, f"its header is not JSON: {error}") from error
+        if not isinstance(header, dict):
+            raise CorruptFileError(self.path, "its header is not a JSON object")
+        return {
+            name: self._entry(name, fields, 8 + length)
+            for name, fields in header.items()
+            if name != "__metadata__"
+        }
+
+    def _entry(self, name: str, fields: Any, data: int) -> _Entry:
+        try:
+            dtype, shape = str(fields["dtype"]), tuple(int(size) for size in fields["shape"])
+            begin, end = (int(offset) for offset in fields["data_offsets"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise CorruptFileError(self.path, f"the header's entry of {name} is malformed") from error
+        if not 0 <= begin <= end or data + end > len(self._map):
+            raise CorruptFileError(
+                self.path,
+                f"{name} ends at byte {data + end}, the file has {len(self._map)}: is the download complete?",
+            )
+        if dtype in _DTYPES and end - begin != (wanted := prod(shape) * _DTYPES[dtype].itemsize):
+            raise CorruptFileError(
+                self.path, f"{name} holds {end - begin} bytes, its shape {list(shape)} needs {wanted}"
+            )
+        return _Entry(self, dtype, shape, data + begin)
+
+    def tensor(self, entry: _Entry, dtype: torch.dtype) -> Tensor:
+        """A view of the mapping."""
+        flat = torch.frombuffer(self._map, dtype=dtype, count=prod(entry.shape), offset=entry.offset)
+        return flat.view(entry.shape)
+
+    def close(self) -> None:
+        # A view that an exception's traceback still holds keeps the mapping; it then goes with the traceback.
+        with contextlib.suppress(BufferError):
+            self._map.close()
+
+
+def _shards(directory: Path) -> list[Path]:
+    """The files to open: those that the index names, or all there are."""
+    index = directory / INDEX
+    if not index.is_file():
+        return sorted(directory.glob("*.safetensors"))
+    try:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise LoadError(f"{index} is not an index of shards: {type(error).__name__}: {error}") from error
+    if absent := [name for name in names if not (directory / name).is_file()]:
+        raise LoadError(f"{directory} lacks {', '.join(absent)}, which {INDEX} names")
+    return [directory / name for name in names]

@@ -1,0 +1,112 @@
+"""A causal language model as the worker sees it, and what a family of them declares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from frizzen.kernels.ops import PagedAttentionKernel
+from frizzen.layers.build import BuildContext, Map, Norm
+from frizzen.layers.decoder import DecoderLayer
+from frizzen.layers.rotary import Rotary
+from frizzen.loading.checkpoint import Parameter
+from frizzen.loading.gguf import GgufMetadata
+from frizzen.loading.hf_config import HfConfig
+from frizzen.models.config import DenseConfig
+from frizzen.step import StepContext
+
+__all__ = ["CausalLM", "Family"]
+
+
+class CausalLM:
+    """Embedding, decoder layers, final norm, output head."""
+
+    def __init__(
+        self,
+        config: DenseConfig,
+        *,
+        embed: Map,
+        rotary: Rotary,
+        layers: Sequence[DecoderLayer],
+        norm: Norm,
+        lm_head: Map,
+        dtype: torch.dtype,
+        device: torch.device,
+        block_size: int,
+    ) -> None:
+        self.config = config
+        self.block_size = block_size
+        self.dtype = dtype
+        self.device = device
+        self._embed = embed
+        self._rotary = rotary
+        self._layers = tuple(layers)
+        self._norm = norm
+        self._lm_head = lm_head
+        # Layers with equal facts share a kernel, and so its preparation of a step.
+        self._kernels: tuple[PagedAttentionKernel, ...] = tuple(
+            {id(layer.attention.kernel): layer.attention.kernel for layer in layers}.values()
+        )
+        order = {id(kernel): index for index, kernel in enumerate(self._kernels)}
+        self._schedule = tuple((layer, order[id(layer.attention.kernel)]) for layer in self._layers)
+
+    def kv_bytes_per_token(self) -> int:
+        """KV cache bytes per token, all layers."""
+        return sum(layer.attention.kernel.bytes_per_token() for layer in self._layers)
+
+    @torch.inference_mode()
+    def allocate_kv(self, num_blocks: int, block_size: int) -> None:
+        """Makes an empty KV cache of ``num_blocks`` blocks, the null block included.
+
+        Raises:
+            ValueError: ``block_size`` is not the one that the attention kernels were chosen for.
+        """
+        if block_size != self.block_size:
+            raise ValueError(f"block_size is {block_size}, but the model was loaded for {self.block_size}")
+        for layer in self._layers:
+            layer.attention.allocate_kv(num_blocks)
+
+    @torch.inference_mode()
+    def forward(self, input_ids: Tensor, step: StepContext) -> Tensor:
+        """Computes a step and writes its keys and values to the cache.
+
+        Args:
+            input_ids: ``[T]`` int64, each at least 0 and below the vocabulary size.
+            step: where the tokens stand.
+
+        Returns:
+            ``[T, H]`` hidden states after the final norm.
+        """
+        residual = self._embed(input_ids)
+        cos, sin = self._rotary.angles(step.positions)
+        states = [kernel.begin(step) for kernel in self._kernels]
+        slots = step.slots
+        x: Tensor | None = None
+        for layer, kernel in self._schedule:
+            x = layer.forward(x, residual, cos, sin, slots, states[kernel])
+        return self._norm(x, residual) if x is not None else self._norm(residual, None)
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """``hidden [S, H]`` -> ``[S, V]`` float32, a fresh tensor."""
+        return self._lm_head(hidden)
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Models that share their structure and the names in their checkpoints."""
+
+    architectures: tuple[str, ...]
+    """As in ``config.json``."""
+    gguf_architectures: tuple[str, ...]
+    """As in ``general.architecture``."""
+    from_hf: Callable[[HfConfig], DenseConfig]
+    from_gguf: Callable[[GgufMetadata, bool], DenseConfig]
+    """The second argument says whether the file has no output head of its own."""
+    parameters: Callable[[DenseConfig], list[Parameter]]
+    build: Callable[[DenseConfig, BuildContext], CausalLM]
+    ignored: tuple[str, ...] = ()
+    """Patterns of checkpoint tensors that mean nothing to the computation."""

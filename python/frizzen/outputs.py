@@ -1,0 +1,84 @@
+"""What ``LLM`` returns, in the shape that users of vLLM know."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from frizzen._core import RequestOutput as CoreOutput
+    from frizzen._core import TokenLogprob
+
+__all__ = ["CompletionOutput", "Logprob", "RequestOutput"]
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """Log-probability of one token at one position, of the raw logits."""
+
+    logprob: float
+    rank: int
+    """1 = most likely."""
+    decoded_token: str
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOutput:
+    """What was generated for one prompt."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: str | None
+    """``stop`` or ``length``."""
+    stop_reason: int | str | None
+    """The stop string or stop token that matched; ``None`` for the model's own end of sequence."""
+    logprobs: list[dict[int, Logprob]] | None
+    """Per token: the token itself, then the alternatives, best first."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """One prompt and what was generated for it."""
+
+    prompt: str | None
+    prompt_token_ids: list[int]
+    prompt_logprobs: list[dict[int, Logprob] | None] | None
+    """Per prompt token; the first has none, as nothing precedes it."""
+    outputs: list[CompletionOutput]
+    num_cached_tokens: int
+    """Prompt tokens taken from the prefix cache."""
+
+    @classmethod
+    def of(cls, output: CoreOutput, prompt: str | None, decode: Callable[[int], str]) -> RequestOutput:
+        """The extension's output in this shape; ``decode`` gives the text of one token."""
+        prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+        if output.prompt_logprobs is not None:
+            prompt_logprobs = [None, *(_alternatives(entry, decode) for entry in output.prompt_logprobs)]
+        logprobs = None
+        if output.logprobs is not None:
+            logprobs = [_alternatives(entry, decode) for entry in output.logprobs]
+        return cls(
+            prompt=output.prompt if prompt is None else prompt,
+            prompt_token_ids=output.prompt_token_ids,
+            prompt_logprobs=prompt_logprobs,
+            outputs=[
+                CompletionOutput(
+                    index=0,
+                    text=output.text,
+                    token_ids=output.token_ids,
+                    finish_reason=output.finish_reason,
+                    stop_reason=output.stop_reason,
+                    logprobs=logprobs,
+                )
+            ],
+            num_cached_tokens=output.cached_tokens,
+        )
+
+
+def _alternatives(entry: TokenLogprob, decode: Callable[[int], str]) -> dict[int, Logprob]:
+    ranked = {entry.token_id: Logprob(entry.logprob, entry.rank, decode(entry.token_id))}
+    for rank, (token, logprob) in enumerate(entry.top, start=1):
+        ranked.setdefault(token, Logprob(logprob, rank, decode(token)))
+    return ranked

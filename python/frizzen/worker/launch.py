@@ -1,0 +1,152 @@
+"""Builds a worker from a configuration: load, decide sizes, allocate the KV cache, warm up."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from frizzen.config import EngineConfig
+from frizzen.errors import ConfigError
+from frizzen.kernels.facts import detect_machine
+from frizzen.kernels.plan import Plan, PlanBuilder, default_registry
+from frizzen.loading.load import LoadRequest, load_model
+from frizzen.models.base import CausalLM
+from frizzen.progress import phase
+from frizzen.step import StepContext
+from frizzen.worker.machine import available_cpus, available_memory
+from frizzen.worker.sizes import Sizes, default_kv_memory, resolve_sizes
+from frizzen.worker.worker import Worker
+
+__all__ = ["Loaded", "build", "load"]
+
+SWITCH_INTERVAL = 1e-4
+"""Seconds after which a busy Python thread yields; at Python's default of 5 ms it would delay whole steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model with everything decided, before its KV cache exists."""
+
+    config: EngineConfig
+    model: CausalLM
+    sizes: Sizes
+    plan: Plan
+
+    def plan_json(self) -> dict[str, Any]:
+        """The plan with the memory it needs, in bytes."""
+        return self.plan.to_json() | {
+            "memory": {"kv_cache": self.sizes.kv_bytes, "kv_per_token": self.model.kv_bytes_per_token()}
+        }
+
+
+def build(config_json: str) -> Worker:
+    """Builds the worker for an ``EngineConfig`` in JSON, on the thread that will call it.
+
+    Raises:
+        ConfigError: a value is wrong, or does not fit the model or the memory.
+        LoadError: the model cannot be loaded.
+        PlanError: no kernel serves a layer, or ``strict`` forbids to start without a better one.
+    """
+    sys.setswitchinterval(SWITCH_INTERVAL)
+    loaded = load(EngineConfig.from_json(config_json))
+    config, model, sizes = loaded.config, loaded.model, loaded.sizes
+    with phase(f"allocate {sizes.num_blocks} KV blocks, {sizes.kv_bytes / 2**20:,.0f} MiB"):
+        model.allocate_kv(sizes.num_blocks, config.block_size)
+    with phase("warm up"):
+        _warm_up(model, config.block_size)
+    info = {
+        "model": config.served_model_name or config.model,
+        "vocab_size": model.config.vocab_size,
+        "max_model_len": sizes.max_model_len,
+        "max_num_seqs": config.max_num_seqs,
+        "max_num_batched_tokens": sizes.max_num_batched_tokens,
+        "num_blocks": sizes.num_blocks,
+        "block_size": config.block_size,
+        "max_logprobs": min(config.max_logprobs, model.config.vocab_size),
+        "max_drafts": 0,
+        "eos_token_ids": list(model.config.eos_token_ids),
+        "device": str(model.device),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "plan": loaded.plan_json(),
+    }
+    return Worker(model, info, model.device)
+
+
+def load(config: EngineConfig) -> Loaded:
+    """Loads the model and decides everything that depends on it; shows the plan on standard error."""
+    device, threads = _choose_device(config), _set_threads(config)
+    builder = PlanBuilder(default_registry(), detect_machine(device))
+    builder.decide(
+        "threads", str(threads), "num_threads" if config.num_threads else "the CPUs of this process"
+    )
+    with phase(f"load {config.model}") as progress:
+        request = LoadRequest(
+            model=config.model,
+            load_format=config.load_format,
+            dtype=config.dtype,
+            device=device,
+            block_size=config.block_size,
+            seed=config.seed,
+            progress=progress,
+        )
+        model = load_model(request, builder)
+    sizes = resolve_sizes(
+        config,
+        device_type=model.device.type,
+        model_len=model.config.max_model_len,
+        bytes_per_token=model.kv_bytes_per_token(),
+        memory=_kv_memory(model.device),
+    )
+    builder.decide("max_model_len", str(sizes.max_model_len), sizes.limited_by)
+    plan = builder.plan()
+    sys.stderr.write(plan.table() + "\n")
+    if config.strict:
+        plan.strict()
+    return Loaded(config, model, sizes, plan)
+
+
+def _choose_device(config: EngineConfig) -> str:
+    found = torch.cuda.is_available()
+    if config.device == "cuda" and not found:
+        raise ConfigError(f"device is cuda, but torch {torch.__version__} finds no CUDA device")
+    return "cuda:0" if found and config.device != "cpu" else "cpu"
+
+
+def _set_threads(config: EngineConfig) -> int:
+    # Torch's own default heeds OMP_NUM_THREADS and the physical cores, but not the quota of a container.
+    threads = config.num_threads or min(torch.get_num_threads(), available_cpus())
+    torch.set_num_threads(threads)
+    return threads
+
+
+def _kv_memory(device: torch.device) -> int:
+    if device.type == "cpu":
+        return default_kv_memory(device.type, available_memory(), 0)
+    return default_kv_memory(device.type, *torch.cuda.mem_get_info(device))
+
+
+@torch.inference_mode()
+def _warm_up(model: CausalLM, block_size: int) -> None:
+    """One prefill and one decode, so that no request waits for libraries that initialise on first use."""
+    for queries in ([block_size], [1, 1]):
+        count = sum(queries)
+        lengths = torch.tensor(queries, dtype=torch.int32, device=model.device)
+        positions = torch.cat([torch.arange(query, device=model.device) for query in queries])
+        step = StepContext(
+            positions=positions,
+            # In block 1, the first that a request may get: it overwrites what it reads.
+            slots=positions + block_size,
+            query_start=torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0)),
+            seq_lens=lengths,
+            block_table=torch.ones(len(queries), 1, dtype=torch.int32, device=model.device),
+            num_rows=len(queries),
+            num_single=queries.count(1),
+            num_tokens=count,
+            max_query=max(queries),
+            max_context=max(queries),
+        )
+        hidden = model.forward(torch.zeros(count, dtype=torch.int64, device=model.device), step)
+        model.logits(hidden[-1:]).argmax(-1).cpu()

@@ -1,0 +1,88 @@
+"""The sizes that follow from the configuration, the model and the memory: context length, step, KV blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from frizzen.config import EngineConfig
+from frizzen.errors import ConfigError
+
+__all__ = ["Sizes", "default_kv_memory", "resolve_sizes"]
+
+GIB = 2**30
+
+DEFAULT_STEP_TOKENS = {"cpu": 512, "cuda": 8192}
+"""Tokens of one step: enough to fill the arithmetic units, few enough that running requests do not wait long.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Resolved sizes, all consistent with each other."""
+
+    max_model_len: int
+    max_num_batched_tokens: int
+    num_blocks: int
+    """KV blocks, the null block 0 included."""
+    kv_bytes: int
+    limited_by: str
+    """What ``max_model_len`` follows from, as a phrase."""
+
+
+def default_kv_memory(device_type: str, free: int, total: int) -> int:
+    """Bytes for the KV cache where the user named none.
+
+    On a CPU a quarter of the free memory, at most 4 GiB: others use the machine too. On a GPU what is free,
+    less a tenth of the device for activations and the libraries' own workspaces.
+    """
+    if device_type == "cpu":
+        return min(4 * GIB, free // 4)
+    return max(free - total // 10, 0)
+
+
+def resolve_sizes(
+    config: EngineConfig, *, device_type: str, model_len: int, bytes_per_token: int, memory: int
+) -> Sizes:
+    """The sizes for a model made for ``model_len`` tokens, whose KV takes ``bytes_per_token`` bytes each.
+
+    ``memory`` is in bytes and counts where the configuration names none; of it no more is taken than
+    ``max_num_seqs`` full contexts need.
+
+    Raises:
+        ConfigError: ``max_model_len`` is over the model's, or the KV cache cannot hold one such request; the
+        text
+            names the nearest value that fits.
+    """
+    wanted = config.max_model_len or model_len
+    if wanted > model_len:
+        raise ConfigError(
+            f"max_model_len must be at most {model_len}, the model's context length, got {wanted}"
+        )
+    block_bytes = bytes_per_token * config.block_size
+    if config.kv_cache_memory is not None:
+        num_blocks = config.kv_cache_memory // block_bytes
+    else:
+        num_blocks = min(memory // block_bytes, 1 + config.max_num_seqs * -(-wanted // config.block_size))
+    memory = config.kv_cache_memory or memory
+    if num_blocks < 2:
+        raise ConfigError(
+            f"kv_cache_memory must be at least {2 * block_bytes} bytes, for one block and the null block, "
+            f"got {memory}"
+        )
+    capacity = (num_blocks - 1) * config.block_size
+    if config.max_model_len is not None and wanted > capacity:
+        needed = block_bytes * (1 + -(-wanted // config.block_size))
+        raise ConfigError(
+            f"max_model_len {wanted} does not fit the KV cache: {memory} bytes hold {capacity} tokens; "
+            f"set max_model_len to at most {capacity}, or kv_cache_memory to at least {needed}"
+        )
+    limited_by = "the configuration" if config.max_model_len else "the model's context length"
+    if capacity < wanted:
+        limited_by = f"the KV cache: {memory} bytes hold {capacity} tokens, the model could take {wanted}"
+    return Sizes(
+        max_model_len=min(wanted, capacity),
+        max_num_batched_tokens=config.max_num_batched_tokens or DEFAULT_STEP_TOKENS[device_type],
+        num_blocks=num_blocks,
+        kv_bytes=num_blocks * block_bytes,
+        limited_by=limited_by,
+    )

@@ -1,0 +1,195 @@
+"""Runs the steps of one model on one device, in order."""
+
+from __future__ import annotations
+
+import json
+import resource
+from collections import deque
+from typing import Any, Protocol
+
+import torch
+
+from frizzen.step import StepContext
+from frizzen.worker.arena import Arena, ArenaLayout, Header, Results, RowStatus, Sections
+from frizzen.worker.inputs import step_inputs
+from frizzen.worker.logprobs import score
+from frizzen.worker.rows import PersistentBatch
+from frizzen.worker.sampler import Positions, Sampled, Sampler
+
+__all__ = ["StepModel", "Worker"]
+
+NUM_ARENAS = 2
+"""One step runs while the next is written."""
+
+SCORED_AT_ONCE = 64
+"""Prompt positions whose logits exist at the same time: a long prompt's would take gigabytes."""
+
+
+class StepModel(Protocol):
+    """What the worker needs of a model."""
+
+    def forward(self, input_ids: torch.Tensor, step: StepContext) -> torch.Tensor:
+        """Hidden states ``[T, H]`` of the token ids int64 ``[T]``."""
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits float32 ``[S, V]`` of hidden states ``[S, H]``."""
+
+
+class Worker:
+    """The torch worker; ``submit`` may run ahead of ``collect`` by one step.
+
+    Args:
+        model: The model, on ``device`` and with its KV cache allocated.
+        info: What the engine must know: the fields of its ``WorkerInfo``.
+        device: Where the model computes.
+    """
+
+    def __init__(self, model: StepModel, info: dict[str, Any], device: torch.device) -> None:
+        self.info = info
+        self._model = model
+        self._device = device
+        self._block_size = int(info["block_size"])
+        self._batch = PersistentBatch(
+            max_rows=info["max_num_seqs"],
+            max_blocks=-(-info["max_model_len"] // self._block_size),
+            max_model_len=info["max_model_len"],
+            vocab_size=info["vocab_size"],
+            device=device,
+        )
+        self._sampler = Sampler(self._batch, device)
+        self._arenas: list[Arena] = []
+        self._submitted: deque[int] = deque()
+
+    def bind(self, layout: ArenaLayout) -> list[tuple[int, int]]:
+        """Allocates the arenas, which live as long as the worker; returns pointer and size of each."""
+        self._arenas = [Arena(layout, self._device) for _ in range(NUM_ARENAS)]
+        return [arena.address for arena in self._arenas]
+
+    @torch.inference_mode()
+    def submit(self, index: int) -> None:
+        """Starts the step in arena ``index``; on a CPU it is done on return.
+
+        A ``-1`` among the token ids is the token that its row sampled last, so the step may be submitted
+        before the one that samples it is collected. An exception means that nothing of the step counts and
+        nothing is to be collected; admissions and block changes of the step may be sent again.
+        """
+        arena = self._arenas[index]
+        header = arena.header()
+        arena.upload(admissions=header.num_admits > 0)
+        self._batch.update(arena, header)
+        ids, step = step_inputs(arena, header, self._batch, self._block_size)
+        hidden = self._model.forward(ids, step)
+        results = arena.device
+        results.num_sampled[: header.num_rows].zero_()
+        results.row_status[: header.num_rows].zero_()
+        written = Results(0)
+        sampled = None
+        if header.num_samples:
+            sampled, places = self._sample(hidden, arena, header)
+            written |= _write(sampled, results, places)
+        if header.num_prompt:
+            written |= self._score_prompt(hidden, arena, header)
+        arena.download(written)
+        # Last, so that a step that raised can be computed again.
+        if sampled is not None:
+            self._sampler.remember(sampled)
+        self._submitted.append(index)
+
+    def collect(self, index: int) -> None:
+        """Waits for the oldest submitted step, which is in arena ``index``; its results are then complete."""
+        if not self._submitted or self._submitted[0] != index:
+            raise RuntimeError(
+                f"arena {index} is not the oldest submitted step; submitted are {list(self._submitted)}"
+            )
+        self._submitted.popleft()
+        self._arenas[index].wait()
+
+    def control(self, name: str, argument_json: str) -> str:
+        """Answers a command outside the steps, JSON in and out; ``ValueError`` if it does not exist."""
+        commands = {"memory": self._memory}
+        if name not in commands:
+            raise ValueError(f"the worker has no command {name!r}; it has {', '.join(commands)}")
+        return json.dumps(commands[name](json.loads(argument_json or "null")))
+
+    def shutdown(self) -> None:
+        """Frees the arenas; the pointers that ``bind`` returned are void from here on."""
+        self._submitted.clear()
+        self._arenas.clear()
+
+    def _sample(
+        self, hidden: torch.Tensor, arena: Arena, header: Header
+    ) -> tuple[Sampled, torch.Tensor | None]:
+        """Samples every position that asks for it, at most one per row.
+
+        Returns the tokens and ``[S]`` int64, the rows of the step that they are for; ``None`` is all of them
+        in their order.
+        """
+        plan, host, count = arena.device, arena.host, header.num_samples
+        rows: list[int] = host.rows[: header.num_rows].tolist()
+        positions: list[int] = host.positions[: header.num_tokens].tolist()
+        row_index = plan.rows[: header.num_rows].long()
+        places = None
+        if count < header.num_rows:
+            places = plan.sample_rows[:count].long()
+            row_index = row_index[places]
+            rows = [rows[row] for row in host.sample_rows[:count].tolist()]
+        if count < header.num_tokens:
+            hidden = hidden.index_select(0, plan.sample_tokens[:count])
+            positions = [positions[token] for token in host.sample_tokens[:count].tolist()]
+        lengths = [position + 1 for position in positions]
+        sampled = self._sampler.sample(
+            self._model.logits(hidden), Positions(rows, row_index, lengths, plan.uniforms[:count])
+        )
+        return sampled, places
+
+    def _score_prompt(self, hidden: torch.Tensor, arena: Arena, header: Header) -> Results:
+        """Scores the prompt tokens that follow the step's prompt positions."""
+        out, count = arena.device, header.num_prompt
+        host_rows: list[int] = arena.host.rows[: header.num_rows].tolist()
+        asking = {host_rows[row] for row in arena.host.prompt_rows[:count].tolist()}
+        alternatives = max(self._batch.num_prompt_logprobs[row] for row in asking)
+        for start in range(0, count, SCORED_AT_ONCE):
+            part = slice(start, min(count, start + SCORED_AT_ONCE))
+            logits = self._model.logits(hidden.index_select(0, out.prompt_tokens[part]))
+            scores = score(logits, out.prompt_targets[part].long(), alternatives)
+            out.prompt_logprobs[part] = scores.chosen
+            out.prompt_ranks[part] = scores.ranks
+            out.prompt_top_tokens[part, :alternatives] = scores.top_tokens
+            out.prompt_top_logprobs[part, :alternatives] = scores.top
+            failed = torch.where(scores.finite, RowStatus.OK, RowStatus.NOT_FINITE).int()
+            out.row_status.scatter_reduce_(0, out.prompt_rows[part].long(), failed, "amax")
+        return Results.PROMPT_LOGPROBS
+
+    def _memory(self, _: object) -> dict[str, int]:
+        """Bytes that this process takes at most so far, and that torch holds on a GPU."""
+        on_gpu = self._device.type == "cuda"
+        return {
+            "peak_resident": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            "device_allocated": torch.cuda.memory_allocated(self._device) if on_gpu else 0,
+        }
+
+
+def _write(sampled: Sampled, out: Sections, places: torch.Tensor | None) -> Results:
+    """Writes what was sampled for the rows ``places`` of the step, or for all of them in order."""
+    count = len(sampled.tokens)
+    tokens = sampled.tokens.int()
+    num_sampled = sampled.finite.int()
+    status = 1 - num_sampled
+    if places is None:
+        out.sampled[:count, 0] = tokens
+        out.num_sampled[:count] = num_sampled
+        out.row_status[:count] = status
+    else:
+        out.sampled[:, 0].index_copy_(0, places, tokens)
+        out.num_sampled.index_copy_(0, places, num_sampled)
+        out.row_status.index_copy_(0, places, status)
+    if sampled.logprobs is None or sampled.scored is None:
+        return Results(0)
+    scored = sampled.scored if places is None else places[sampled.scored]
+    logprobs = sampled.logprobs
+    alternatives = logprobs.top.shape[1]
+    out.logprobs[:, 0].index_copy_(0, scored, logprobs.chosen)
+    out.ranks[:, 0].index_copy_(0, scored, logprobs.ranks)
+    out.top_tokens[:, 0, :alternatives].index_copy_(0, scored, logprobs.top_tokens)
+    out.top_logprobs[:, 0, :alternatives].index_copy_(0, scored, logprobs.top)
+    return Results.LOGPROBS
