@@ -73,6 +73,7 @@ class EngineConfig:
         _check_integer("max_num_seqs", self.max_num_seqs, 1)
         _check_integer("max_logprobs", self.max_logprobs, 0)
         _check_integer("seed", self.seed, 0, 2**64 - 1)
+        _check_integer("block_size", self.block_size, 1)
         _check_choice("block_size", self.block_size, BLOCK_SIZES)
         for name in ("enable_prefix_caching", "overlap", "strict"):
             if not isinstance(getattr(self, name), bool):

@@ -87,7 +87,8 @@ def test_strict_names_what_the_user_can_fix_and_only_that() -> None:
 
 
 def test_the_table_groups_equal_layers_and_shows_why_nothing_faster_serves() -> None:
-    plan = builder(candidate("slow", 0), candidate("fast", 9, MISSING))
+    elsewhere = Reason("device", "this runs on cuda, the layer is on cpu")
+    plan = builder(candidate("slow", 0), candidate("fast", 9, MISSING), candidate("gpu", 10, elsewhere))
     plan.decide("dtype", "float32", "it was asked for")
     for layer in (0, 1, 2, 5):
         resolve(plan, layer=layer)

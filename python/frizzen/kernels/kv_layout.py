@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import mmap
 from collections.abc import Callable
 
 import torch
@@ -23,12 +25,19 @@ def allocate(
 ) -> KVCache:
     """An empty cache in a named layout.
 
-    Zeros come from pages that the system hands out on first touch, so a large cache costs memory only as it
-    fills.
+    On a CPU a large cache costs memory only as it fills.
     """
     shape, views = LAYOUTS[layout]
-    data = torch.zeros(shape(num_blocks, block_size, kv_heads, head_dim), dtype=dtype, device=device)
+    data = _zeros(shape(num_blocks, block_size, kv_heads, head_dim), dtype, device)
     return KVCache(data, *views(data))
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    count = math.prod(shape)
+    if device.type != "cpu" or count == 0:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    # torch would write the zeros; an anonymous mapping gets its pages, zeroed, when they are first touched.
+    return torch.frombuffer(mmap.mmap(-1, count * dtype.itemsize), dtype=dtype).view(shape)
 
 
 def _token_shape(blocks: int, block_size: int, kv_heads: int, head_dim: int) -> tuple[int, ...]:

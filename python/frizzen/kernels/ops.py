@@ -24,13 +24,16 @@ __all__ = [
     "LINEAR_SILU_MUL",
     "LM_HEAD",
     "LM_HEAD_TIED",
+    "NORM_LAYER",
     "NORM_RMS",
     "ROPE",
     "KVCache",
+    "LayerNormKernel",
     "LinearKernel",
     "NormKernel",
     "PagedAttentionKernel",
     "RopeKernel",
+    "StepKernel",
     "TiedHeadKernel",
 ]
 
@@ -62,6 +65,13 @@ class NormKernel(Protocol):
         """``weight [H]``."""
 
 
+class LayerNormKernel(Protocol):
+    """See :data:`NORM_LAYER`."""
+
+    def prepare(self, weight: Tensor, bias: Tensor, eps: float) -> Callable[[Tensor, Tensor | None], Tensor]:
+        """``weight [H]``, ``bias [H]``."""
+
+
 class TiedHeadKernel(Protocol):
     """See :data:`LM_HEAD_TIED`."""
 
@@ -78,24 +88,28 @@ class RopeKernel(Protocol):
         """``q_norm`` and ``k_norm`` are ``[D]``, both given or both None."""
 
 
-class PagedAttentionKernel(Protocol):
+class StepKernel(Protocol):
+    """What every attention kernel is to the model as a whole."""
+
+    def bytes_per_token(self) -> int:
+        """Cache bytes per token of one layer."""
+
+    def begin(self, step: StepContext) -> Any:
+        """What all layers of a step share: index tensors, masks. Called once per step."""
+
+
+class PagedAttentionKernel(StepKernel, Protocol):
     """See :data:`ATTENTION_PAGED`."""
 
     @property
     def layout(self) -> str:
         """Name of its cache layout, a fact of :data:`ROPE`."""
 
-    def bytes_per_token(self) -> int:
-        """Cache bytes per token of one layer."""
-
     def allocate(self, num_blocks: int, device: torch.device) -> KVCache:
         """An empty cache of one layer, in blocks of the facts' ``block_size``."""
 
-    def begin(self, step: StepContext) -> Any:
-        """What all layers of a step share: index tensors, masks. Called once per step."""
-
-    def prepare(self, cache: KVCache) -> Callable[[Tensor, Any], Tensor]:
-        """Binds a layer's cache."""
+    def prepare(self, cache: KVCache, sinks: Tensor | None = None) -> Callable[[Tensor, Any], Tensor]:
+        """Binds a layer's cache; ``sinks [N]``, given if the facts say so."""
 
 
 LINEAR: Op[LinearKernel] = Op(
@@ -130,9 +144,16 @@ NORM_RMS: Op[NormKernel] = Op(
     "norm.rms",
     ("size",),
     """(x [T, H], residual [T, H] | None) -> [T, H], a fresh tensor. With a residual: residual += x in
-    place, then the norm of the residual; without: the norm of x. norm(y) = y / sqrt(mean(y^2) +
-    eps) * weight, in float32, rounded once at the end; the updated residual is rounded before its
-    norm is taken.""",
+    place, then the norm of the residual; without: the norm of x, whose rows may stand apart. norm(y)
+    = y / sqrt(mean(y^2) + eps) * weight, in float32, rounded once at the end; the updated residual
+    is rounded before its norm is taken.""",
+)
+
+NORM_LAYER: Op[LayerNormKernel] = Op(
+    "norm.layer",
+    ("size",),
+    """As norm.rms, with norm(y) = (y - mean(y)) / sqrt(variance(y) + eps) * weight + bias; the variance
+    is the mean of the squared distances from the mean.""",
 )
 
 ROPE: Op[RopeKernel] = Op(
@@ -148,10 +169,10 @@ ROPE: Op[RopeKernel] = Op(
 
 ATTENTION_PAGED: Op[PagedAttentionKernel] = Op(
     "attention.paged",
-    ("heads", "kv_heads", "head_dim", "scale", "window", "block_size"),
+    ("heads", "kv_heads", "head_dim", "scale", "window", "block_size", "sinks"),
     """(qkv [T, (N + 2M) * D], state of this step) -> [T, N * D]. The token at position p of row b attends
     to the positions j <= p of its row, with window > 0 only to j > p - window, reading keys and
     values from the cache alone, through the block table. Query head n reads key-value head n // (N
-    / M). Softmax in float32 over scale * q.k. What stands in cache slots past a row's context must
-    not matter, NaN included.""",
+    / M). Softmax in float32 over scale * q.k; with sinks, sinks[n] is one more logit, which has no value.
+    What stands in cache slots past a row's context must not matter, NaN included.""",
 )

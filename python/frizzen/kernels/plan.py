@@ -158,7 +158,9 @@ class Plan:
             lines.append(
                 "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
             )
-            for loser in group[0].degraded if group else ():
+            # What is made for another device says nothing about this one; the JSON lists it all the same.
+            here = [loser for loser in group[0].degraded if loser.reason.code != "device"] if group else []
+            for loser in here:
                 fix = f" (fix: {loser.reason.fix})" if loser.reason.fix else ""
                 lines.append(f"      not {loser.candidate}: {loser.reason.code}: {loser.reason.message}{fix}")
         return "\n".join(lines)

@@ -20,6 +20,7 @@ from frizzen.kernels.ops import (
     LINEAR_SILU_MUL,
     LM_HEAD,
     LM_HEAD_TIED,
+    NORM_LAYER,
     NORM_RMS,
     ROPE,
     KVCache,
@@ -58,6 +59,19 @@ class _RmsNorm:
 def _rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     y = x.float()
     return (y * torch.rsqrt(y.square().mean(-1, keepdim=True) + eps) * weight.float()).to(x.dtype)
+
+
+class _LayerNorm:
+    def prepare(self, weight: Tensor, bias: Tensor, eps: float) -> Callable[[Tensor, Tensor | None], Tensor]:
+        def norm(x: Tensor, residual: Tensor | None) -> Tensor:
+            if residual is not None:
+                x = residual.add_(x)
+            y = x.float()
+            y = y - y.mean(-1, keepdim=True)
+            y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + eps)
+            return (y * weight.float() + bias.float()).to(x.dtype)
+
+        return norm
 
 
 class _LinearSiluMul:
@@ -126,7 +140,7 @@ class _PagedAttention:
     def begin(self, step: StepContext) -> StepContext:
         return step
 
-    def prepare(self, cache: KVCache) -> Callable[[Tensor, StepContext], Tensor]:
+    def prepare(self, cache: KVCache, sinks: Tensor | None = None) -> Callable[[Tensor, StepContext], Tensor]:
         def attend(qkv: Tensor, step: StepContext) -> Tensor:
             width = self.heads * self.head_dim
             out = qkv.new_empty(qkv.shape[0], width)
@@ -145,7 +159,10 @@ class _PagedAttention:
                 scores = scores.masked_fill(
                     self._hidden(first - last + context, context, scores.device), -torch.inf
                 )
-                weights = torch.softmax(scores, dim=-1)
+                if sinks is not None:
+                    sink = sinks.float().view(self.kv_heads, -1, 1, 1).expand(*scores.shape[:-1], 1)
+                    scores = torch.cat([scores, sink], dim=-1)
+                weights = torch.softmax(scores, dim=-1)[..., :context]
                 out[first:last] = torch.einsum("mgtj,jmd->tmgd", weights, v).flatten(1).to(qkv.dtype)
             return out
 
@@ -187,6 +204,7 @@ CANDIDATES = (
     Candidate(LINEAR_SILU_MUL.name, "reference", 0, _anywhere, lambda _: _LinearSiluMul()),
     Candidate(LM_HEAD_TIED.name, "reference", 0, _anywhere, lambda _: _TiedHead()),
     Candidate(NORM_RMS.name, "reference", 0, _anywhere, lambda _: _RmsNorm()),
+    Candidate(NORM_LAYER.name, "reference", 0, _anywhere, lambda _: _LayerNorm()),
     Candidate(ROPE.name, "reference", 0, _anywhere, _build_rope),
     Candidate(ATTENTION_PAGED.name, "reference", 0, _anywhere, _build_attention),
 )

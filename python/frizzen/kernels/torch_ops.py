@@ -130,6 +130,7 @@ class _SdpaAttention:
     scale: float
     window: int
     block_size: int
+    sinks: bool
     dtype: torch.dtype
     layout: str = "token"
 
@@ -166,7 +167,7 @@ class _SdpaAttention:
     def _long_row(self, step: StepContext, row: int, first: int, last: int, context: int) -> _LongRow:
         blocks = step.block_table[row, : -(-context // self.block_size)].long()
         tokens, mask = last - first, None
-        if tokens < context or 0 < self.window < context:
+        if self.sinks or tokens < context or 0 < self.window < context:
             query = torch.arange(context - tokens, context, device=blocks.device).unsqueeze(1)
             key = torch.arange(context, device=blocks.device)
             hidden = key > query
@@ -176,39 +177,74 @@ class _SdpaAttention:
             mask.masked_fill_(hidden, -torch.inf)
         return _LongRow(first, last, context, blocks, mask)
 
-    def prepare(self, cache: KVCache) -> Callable[[Tensor, _State], Tensor]:
+    def prepare(self, cache: KVCache, sinks: Tensor | None = None) -> Callable[[Tensor, _State], Tensor]:
         def attend(qkv: Tensor, state: _State) -> Tensor:
             queries = qkv[:, : self.heads * self.head_dim]
             if state.single is not None:
-                single = self._attend_single(queries[: state.single.count], cache.data, state.single)
+                single = self._attend_single(queries[: state.single.count], cache.data, state.single, sinks)
                 if not state.long:
                     return single
             out = queries.new_empty(queries.shape)
             if state.single is not None:
                 out[: state.single.count] = single
             for row in state.long:
-                out[row.first : row.last] = self._attend_long(queries[row.first : row.last], cache.data, row)
+                tokens = slice(row.first, row.last)
+                out[tokens] = self._attend_long(queries[tokens], cache.data, row, sinks)
             return out
 
         return attend
 
-    def _attend_single(self, queries: Tensor, data: Tensor, rows: _SingleRows) -> Tensor:
+    def _attend_single(
+        self, queries: Tensor, data: Tensor, rows: _SingleRows, sinks: Tensor | None
+    ) -> Tensor:
         gathered = data.index_select(0, rows.blocks).view(-1, 2, self.kv_heads, self.head_dim)
         gathered.index_fill_(0, rows.stale, 0)
         kv = gathered.view(rows.count, -1, 2, self.kv_heads, self.head_dim).permute(2, 0, 3, 1, 4)
         # Query heads that share a key-value head stand where tokens would: no key is copied for each of them.
         q = queries.view(rows.count, self.kv_heads, -1, self.head_dim)
-        out = functional.scaled_dot_product_attention(q, kv[0], kv[1], attn_mask=rows.mask, scale=self.scale)
+        if sinks is not None:
+            out = self._with_sinks(q, kv, rows.mask, sinks.view(self.kv_heads, -1))
+        else:
+            out = functional.scaled_dot_product_attention(
+                q, kv[0], kv[1], attn_mask=rows.mask, scale=self.scale
+            )
         return out.reshape(queries.shape)
 
-    def _attend_long(self, queries: Tensor, data: Tensor, row: _LongRow) -> Tensor:
+    def _attend_long(self, queries: Tensor, data: Tensor, row: _LongRow, sinks: Tensor | None) -> Tensor:
         gathered = data.index_select(0, row.blocks).flatten(0, 1)[: row.context]
         kv = gathered.permute(1, 2, 0, 3).unsqueeze(1)
         q = torch.unflatten(queries, 1, (self.heads, self.head_dim)).transpose(0, 1).unsqueeze(0)
-        out = functional.scaled_dot_product_attention(
-            q, kv[0], kv[1], attn_mask=row.mask, is_causal=row.mask is None, scale=self.scale, enable_gqa=True
-        )
+        if sinks is not None:
+            out = self._with_sinks(q, kv, row.mask, sinks.unsqueeze(1))
+        else:
+            out = functional.scaled_dot_product_attention(
+                q,
+                kv[0],
+                kv[1],
+                attn_mask=row.mask,
+                is_causal=row.mask is None,
+                scale=self.scale,
+                enable_gqa=True,
+            )
         return out.squeeze(0).transpose(0, 1).flatten(1)
+
+    def _with_sinks(self, q: Tensor, kv: Tensor, mask: Tensor | None, sinks: Tensor) -> Tensor:
+        """One more key, to which each query has its sink as product: by one more element of the head.
+
+        ``sinks`` is ``q``'s second and third dimension, or 1 where all are alike.
+        """
+        k, v = functional.pad(kv, (0, 1, 0, 1))
+        k[..., -1, -1] = 1
+        logits = (sinks / self.scale).expand(q.shape[:-1]).unsqueeze(-1).to(q.dtype)
+        out = functional.scaled_dot_product_attention(
+            torch.cat([q, logits], dim=-1),
+            k,
+            v,
+            attn_mask=None if mask is None else functional.pad(mask, (0, 1)),
+            scale=self.scale,
+            enable_gqa=True,
+        )
+        return out[..., :-1]
 
 
 def _needs_token_layout(facts: Facts) -> Reason | None:
@@ -233,6 +269,7 @@ def _build_attention(facts: Facts) -> _SdpaAttention:
         facts.number("scale"),
         facts.size("window"),
         facts.size("block_size"),
+        bool(facts["sinks"]),
         facts.dtype,
     )
 

@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from frizzen.kernels.ops import ATTENTION_PAGED, ROPE
-from frizzen.layers.build import BuildContext
-from frizzen.models.config import DenseConfig
+from frizzen.layers.build import BuildContext, Norm
+from frizzen.models.config import DecoderConfig
 
 __all__ = ["Attention"]
 
@@ -20,10 +20,12 @@ class Attention:
     Unusable until :meth:`allocate_kv` has bound a cache.
     """
 
-    def __init__(self, context: BuildContext, config: DenseConfig, window: int) -> None:
+    def __init__(self, context: BuildContext, config: DecoderConfig, window: int) -> None:
         plan, dtype, layer = context.plan, context.dtype, context.layer
         heads = {"heads": config.num_heads, "kv_heads": config.num_kv_heads, "head_dim": config.head_dim}
         self._qkv = context.linear("qkv", "attention.q", "attention.k", "attention.v", bias=config.qkv_bias)
+        self._full_norms = _full_norms(context, config) if config.full_qk_norm else ()
+        self._clip = config.clip_qkv
         self._q_norm = context.take("attention.q_norm") if config.qk_norm else None
         self._k_norm = context.take("attention.k_norm") if config.qk_norm else None
         self._eps = config.rms_eps
@@ -32,9 +34,10 @@ class Attention:
             dtype,
             site="attention",
             layer=layer,
-            scale=config.head_dim**-0.5,
+            scale=config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale,
             window=window,
             block_size=context.block_size,
+            sinks=config.sinks,
             **heads,
         )
         self._rope_kernel = plan.resolve(
@@ -47,6 +50,7 @@ class Attention:
             layout=self.kernel.layout,
             **heads,
         )
+        self._sinks = context.take("attention.sinks") if config.sinks else None
         self._out = context.linear("attention_out", "attention.out", bias=config.output_bias)
         self._device = context.device
         self._rope: Callable[[Tensor, Tensor, Tensor, Tensor], None] = _without_cache
@@ -56,13 +60,27 @@ class Attention:
         """Makes the cache in the attention kernel's layout; an earlier one is dropped."""
         cache = self.kernel.allocate(num_blocks, self._device)
         self._rope = self._rope_kernel.prepare(cache, self._q_norm, self._k_norm, self._eps)
-        self._attend = self.kernel.prepare(cache)
+        self._attend = self.kernel.prepare(cache, self._sinks)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, state: Any) -> Tensor:
         """``x [T, H]`` -> ``[T, H]``; ``state`` is what the kernel made of the step."""
         qkv = self._qkv(x)
+        for place, norm in self._full_norms:
+            qkv[:, place] = norm(qkv[:, place], None)
+        if self._clip:
+            qkv.clamp_(-self._clip, self._clip)
         self._rope(qkv, cos, sin, slots)
         return self._out(self._attend(qkv, state))
+
+
+def _full_norms(context: BuildContext, config: DecoderConfig) -> tuple[tuple[slice, Norm], ...]:
+    """Norms over all heads of q and over those of k, with their places in qkv."""
+    query = config.num_heads * config.head_dim
+    key = query + config.num_kv_heads * config.head_dim
+    return (
+        (slice(0, query), context.norm("q_norm", "attention.q_norm", config.rms_eps)),
+        (slice(query, key), context.norm("k_norm", "attention.k_norm", config.rms_eps)),
+    )
 
 
 def _without_cache(*_: Any) -> Any:

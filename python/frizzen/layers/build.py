@@ -8,7 +8,15 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from frizzen.kernels.ops import LINEAR, LINEAR_SILU_MUL, LM_HEAD, LM_HEAD_TIED, NORM_RMS, LinearKernel
+from frizzen.kernels.ops import (
+    LINEAR,
+    LINEAR_SILU_MUL,
+    LM_HEAD,
+    LM_HEAD_TIED,
+    NORM_LAYER,
+    NORM_RMS,
+    LinearKernel,
+)
 from frizzen.kernels.plan import Op, PlanBuilder
 from frizzen.kernels.torch_ops import embedding
 from frizzen.loading.checkpoint import Weights
@@ -35,9 +43,9 @@ class BuildContext:
         """The context of one decoder layer."""
         return replace(self, layer=layer, prefix=f"layers.{layer}.")
 
-    def take(self, *names: str) -> Tensor:
-        """Parameters stacked along the first dimension."""
-        return self.weights.take(*(self.prefix + name for name in names))
+    def take(self, *names: str, dtype: torch.dtype | None = None) -> Tensor:
+        """Parameters stacked along the first dimension, in the model's dtype if none is given."""
+        return self.weights.take(*(self.prefix + name for name in names), dtype=dtype)
 
     def linear(self, site: str, *names: str, bias: bool) -> Map:
         """One product for all of ``names``: of their ``.weight`` and, with ``bias``, their ``.bias``."""
@@ -47,8 +55,11 @@ class BuildContext:
         """``silu(gate(x)) * up(x)``."""
         return self._linear(LINEAR_SILU_MUL, site, (gate, up), bias, 2)
 
-    def embedding_and_head(self, table: str, head: str | None) -> tuple[Map, Map]:
-        """Ids to rows of ``table``, and hidden states to float32 logits by ``head``, if None by ``table``."""
+    def embedding_and_head(self, table: str, head: str | None, *, bias: bool = False) -> tuple[Map, Map]:
+        """Ids to rows of ``table``, and hidden states to float32 logits by ``head``, if None by ``table``.
+
+        With ``bias``, the head has one: ``{head}.bias``.
+        """
         weight = self.take(table)
         if head is None:
             tied = self.plan.resolve(
@@ -65,13 +76,18 @@ class BuildContext:
             site="lm_head",
             in_features=weight.shape[1],
             out_features=weight.shape[0],
-            bias=False,
+            bias=bias,
         )
-        return embedding(weight), kernel.prepare(self.take(head), None)
+        return embedding(weight), kernel.prepare(self.take(head), self.take(f"{head}.bias") if bias else None)
 
-    def norm(self, site: str, name: str, eps: float) -> Norm:
-        """An RMS norm."""
+    def norm(self, site: str, name: str, eps: float, *, centred: bool = False) -> Norm:
+        """An RMS norm; if ``centred``, a layer norm, whose bias is ``{name}.bias``."""
         weight = self.take(name)
+        if centred:
+            layer_norm = self.plan.resolve(
+                NORM_LAYER, self.dtype, site=site, layer=self.layer, size=weight.shape[0]
+            )
+            return layer_norm.prepare(weight, self.take(f"{name}.bias"), eps)
         kernel = self.plan.resolve(NORM_RMS, self.dtype, site=site, layer=self.layer, size=weight.shape[0])
         return kernel.prepare(weight, eps)
 

@@ -6,29 +6,51 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from frizzen.layers.attention import Attention
+from frizzen.kernels.ops import StepKernel
 from frizzen.layers.build import BuildContext
+from frizzen.models.config import DecoderConfig
 
-__all__ = ["DecoderLayer", "FeedForward"]
+__all__ = ["AttentionLayer", "DecoderLayer", "FeedForward"]
+
+
+class AttentionLayer(Protocol):
+    """The first half of a layer: over keys and values of every head, or over latent vectors."""
+
+    @property
+    def kernel(self) -> StepKernel:
+        """What attends; layers with the same one share its preparation of a step."""
+
+    def allocate_kv(self, num_blocks: int) -> None:
+        """Makes the cache in the kernel's layout; an earlier one is dropped."""
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, state: Any) -> Tensor:
+        """``x [T, H]`` -> ``[T, H]``, a fresh tensor; ``state`` is what the kernel made of the step."""
 
 
 class FeedForward(Protocol):
     """The second half of a layer, dense or a mixture of experts."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[T, H]`` -> ``[T, H]``."""
+        """``[T, H]`` -> ``[T, H]``, a fresh tensor."""
 
 
 class DecoderLayer:
     """Attention and feed-forward, each behind a norm that adds what came before to the residual stream."""
 
     def __init__(
-        self, context: BuildContext, attention: Attention, feed_forward: FeedForward, rms_eps: float
+        self,
+        context: BuildContext,
+        config: DecoderConfig,
+        attention: AttentionLayer,
+        feed_forward: FeedForward,
     ) -> None:
         self.attention = attention
         self._feed_forward = feed_forward
-        self._input_norm = context.norm("input_norm", "input_norm", rms_eps)
-        self._mlp_norm = context.norm("mlp_norm", "mlp_norm", rms_eps)
+        self._multiplier = config.residual_multiplier
+        self._input_norm, self._mlp_norm = (
+            context.norm(name, name, config.rms_eps, centred=config.layer_norm)
+            for name in ("input_norm", "mlp_norm")
+        )
 
     def forward(
         self, x: Tensor | None, residual: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, state: Any
@@ -36,4 +58,7 @@ class DecoderLayer:
         """Adds ``x [T, H]``, the layer before's output (None in the first), to ``residual`` in place."""
         normed = self._input_norm(residual, None) if x is None else self._input_norm(x, residual)
         attended = self.attention.forward(normed, cos, sin, slots, state)
-        return self._feed_forward.forward(self._mlp_norm(attended, residual))
+        if self._multiplier != 1:
+            attended.mul_(self._multiplier)
+        x = self._feed_forward.forward(self._mlp_norm(attended, residual))
+        return x if self._multiplier == 1 else x.mul_(self._multiplier)

@@ -10,11 +10,14 @@ __all__ = ["GatedMlp"]
 
 
 class GatedMlp:
-    """``down(silu(gate(x)) * up(x))``; gate and up are one product."""
+    """``down(silu(gate(x)) * up(x))``; gate and up are one product.
 
-    def __init__(self, context: BuildContext, *, bias: bool) -> None:
-        self._gate_up = context.linear_silu_mul("gate_up", "mlp.gate", "mlp.up", bias=bias)
-        self._down = context.linear("down", "mlp.down", bias=bias)
+    ``name`` is what its parameters are called, ``site`` goes before its places in the plan.
+    """
+
+    def __init__(self, context: BuildContext, *, bias: bool, name: str = "mlp", site: str = "") -> None:
+        self._gate_up = context.linear_silu_mul(f"{site}gate_up", f"{name}.gate", f"{name}.up", bias=bias)
+        self._down = context.linear(f"{site}down", f"{name}.down", bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """``[T, H]`` -> ``[T, H]``."""

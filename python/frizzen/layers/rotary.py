@@ -45,6 +45,8 @@ def _frequencies(config: RopeConfig) -> Tensor:
         return _llama3(config, plain)
     if config.kind == "yarn":
         return _yarn(config, plain)
+    if config.kind == "longrope":
+        return plain / torch.tensor(config.divisors)
     return plain
 
 
@@ -73,8 +75,8 @@ def _yarn(config: RopeConfig, plain: Tensor) -> Tensor:
 
 
 def _scale(config: RopeConfig) -> float:
-    """YaRN's temperature, spread over q and k."""
-    if config.kind != "yarn" or config.factor == 1:
+    """The temperature of YaRN and LongRoPE, spread over q and k."""
+    if config.kind not in {"yarn", "longrope"}:
         return 1.0
     return (
         config.attention_factor

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -14,10 +14,34 @@ from torch import Tensor
 
 from frizzen.errors import CheckpointError, ShapeMismatch
 
-__all__ = ["Checkpoint", "Parameter", "Progress", "Weights"]
+__all__ = ["Checkpoint", "Parameter", "Progress", "Source", "Stored", "Weights"]
 
 Progress = Callable[[int, int], None]
 """Called with (parameters read, parameters in total)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A tensor of a checkpoint."""
+
+    name: str
+    shape: tuple[int, ...]
+    packed: bool = False
+    """Its bytes (uint8) stand for something else, as in MXFP4; otherwise it holds floating-point numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """How a checkpoint holds a parameter: as one tensor, as a part of one, or as several."""
+
+    tensors: tuple[Stored, ...]
+    value: Callable[..., Tensor]
+    """Of these tensors: the parameter. A view where it can be, since it is copied into its place."""
+
+    @classmethod
+    def whole(cls, name: str, shape: tuple[int, ...]) -> Source:
+        """A tensor as it is."""
+        return cls((Stored(name, shape),), _itself)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +56,22 @@ class Parameter:
     gguf_interleaved_heads: int = 0
     """Above 0: for this many heads, GGUF stores the two rows of a rope pair side by side."""
     required: bool = True
+    sources: tuple[Source, ...] = ()
+    """Other ways in which Hugging Face checkpoints hold it."""
+
+    def hf_source(self, names: Collection[str]) -> Source | None:
+        """The way in which a checkpoint with these tensors holds it; if none is complete, the nearest."""
+        own = () if self.hf is None else (Source.whole(self.hf, self.shape),)
+        sources = (*own, *self.sources)
+        return max(
+            sources,
+            key=lambda source: sum(stored.name in names for stored in source.tensors) / len(source.tensors),
+            default=None,
+        )
+
+
+def _itself(tensor: Tensor) -> Tensor:
+    return tensor
 
 
 class Checkpoint(Protocol):
@@ -41,8 +81,8 @@ class Checkpoint(Protocol):
     def path(self) -> Path:
         """What the user named."""
 
-    def spelling(self, parameter: Parameter) -> str | None:
-        """The name of a parameter in this format."""
+    def stored(self, parameter: Parameter) -> tuple[Stored, ...]:
+        """What a parameter is read from, whether or not it is there; empty if this format never has it."""
 
     def shapes(self) -> Mapping[str, tuple[int, ...]] | None:
         """Every tensor's shape by its name; None if whatever is asked for exists."""
@@ -106,21 +146,30 @@ def _matched(
     if found is None:
         return {parameter.name: parameter for parameter in parameters if parameter.required}
     matched: dict[str, Parameter] = {}
-    missing, mismatched, known = [], [], set()
+    known: set[str] = set()
+    # By name: several parameters may be read from one tensor, which is reported once.
+    missing: dict[str, None] = {}
+    mismatched: dict[str, ShapeMismatch] = {}
     for parameter in parameters:
-        spelling = checkpoint.spelling(parameter)
-        shape = found.get(spelling) if spelling else None
-        if spelling is None or shape is None:
+        stored = checkpoint.stored(parameter)
+        absent = [tensor.name for tensor in stored if tensor.name not in found]
+        if absent or not stored:
             if parameter.required:
-                missing.append(spelling or parameter.name)
+                missing |= dict.fromkeys(absent or [parameter.name])
             continue
-        known.add(spelling)
         matched[parameter.name] = parameter
-        if shape != parameter.shape:
-            mismatched.append(ShapeMismatch(spelling, parameter.shape, shape))
+        for tensor in stored:
+            known.add(tensor.name)
+            if (shape := found[tensor.name]) != tensor.shape:
+                mismatched[tensor.name] = ShapeMismatch(tensor.name, tensor.shape, shape)
     unexpected = [
         name for name in found if name not in known and not any(re.search(p, name) for p in ignored)
     ]
     if missing or unexpected or mismatched:
-        raise CheckpointError(checkpoint.path, missing=missing, unexpected=unexpected, mismatched=mismatched)
+        raise CheckpointError(
+            checkpoint.path,
+            missing=list(missing),
+            unexpected=unexpected,
+            mismatched=list(mismatched.values()),
+        )
     return matched

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from frizzen.loading.checkpoint import Parameter
+from frizzen.loading.checkpoint import Parameter, Stored
 
 __all__ = ["DummyCheckpoint"]
 
@@ -25,9 +25,9 @@ class DummyCheckpoint:
         """The configuration's place."""
         return self._path
 
-    def spelling(self, parameter: Parameter) -> str:
-        """The model's own name."""
-        return parameter.name
+    def stored(self, parameter: Parameter) -> tuple[Stored, ...]:
+        """A tensor of the model's own name."""
+        return (Stored(parameter.name, parameter.shape),)
 
     def shapes(self) -> Mapping[str, tuple[int, ...]] | None:
         """None: whatever is asked for exists."""

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from frizzen.errors import CorruptFileError, LoadError, UnsupportedModelError
-from frizzen.loading.checkpoint import Parameter
+from frizzen.loading.checkpoint import Parameter, Stored
 from frizzen.quantize.gguf import block_bytes, dequantize, type_name
 
 __all__ = ["ArrayLength", "GgufCheckpoint", "GgufMetadata"]
@@ -139,9 +139,9 @@ class GgufCheckpoint:
         """The file."""
         return self._path
 
-    def spelling(self, parameter: Parameter) -> str | None:
-        """The GGUF name."""
-        return parameter.gguf
+    def stored(self, parameter: Parameter) -> tuple[Stored, ...]:
+        """One tensor, by its GGUF name."""
+        return () if parameter.gguf is None else (Stored(parameter.gguf, parameter.shape),)
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Shapes in torch's order (GGUF lists the fastest dimension first)."""

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from frizzen.errors import LoadError, UnsupportedModelError
 from frizzen.models.config import RopeConfig
 
-__all__ = ["HfConfig"]
+__all__ = ["HfConfig", "yarn_temperature"]
+
+_ROPE_KEYS = {
+    "mscale": "yarn",
+    "mscale_all_dim": "yarn",
+    "short_factor": "longrope",
+    "short_mscale": "longrope",
+}
+"""Parameters that mean something to one kind of rope only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +54,23 @@ class HfConfig:
             raise UnsupportedModelError(f"{self.path}: {key} is {value!r}, expected an integer")
         return value
 
+    def any_integer(self, *keys: str) -> int:
+        """A whole number under the first of these keys that is there."""
+        return self.integer(next((key for key in keys if self.values.get(key) is not None), keys[0]))
+
     def number(self, key: str, default: float | None = None) -> float:
         """A real number; ``null`` counts as absent."""
         value = self._get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise UnsupportedModelError(f"{self.path}: {key} is {value!r}, expected a number")
         return float(value)
+
+    def numbers(self, key: str) -> tuple[float, ...]:
+        """A list of real numbers."""
+        value = self._get(key, None)
+        if not isinstance(value, list) or not all(isinstance(entry, int | float) for entry in value):
+            raise UnsupportedModelError(f"{self.path}: {key} is {value!r}, expected a list of numbers")
+        return tuple(float(entry) for entry in value)
 
     def flag(self, key: str, default: bool) -> bool:
         """A flag; ``null`` counts as absent."""
@@ -65,6 +85,10 @@ class HfConfig:
         if value not in supported:
             wanted = " or ".join(repr(entry) for entry in supported)
             raise UnsupportedModelError(f"{self.path}: {key} is {value!r}, expected {wanted}")
+
+    def replaced(self, **values: Any) -> HfConfig:
+        """A copy with other values."""
+        return replace(self, values={**self.values, **values})
 
     def eos_token_ids(self) -> tuple[int, ...]:
         """End-of-sequence ids of both files, without repetition."""
@@ -81,11 +105,12 @@ class HfConfig:
             raise UnsupportedModelError(
                 f"{self.path}: rope parameters per layer type are not supported: {parameters}"
             )
-        nested = HfConfig(self.path, {**self.values, **parameters}, {})
+        nested = self.replaced(**parameters)
         kind = parameters.get("rope_type", parameters.get("type", "default"))
         dim = int(head_dim * nested.number("partial_rotary_factor", 1.0))
-        for key in ("mscale", "mscale_all_dim", "short_factor", "long_factor"):
-            nested.require(key, [None])
+        for key, owner in _ROPE_KEYS.items():
+            if kind != owner:
+                nested.require(key, [None])
         return RopeConfig(
             theta=nested.number("rope_theta", default_theta),
             rotary_dim=dim,
@@ -99,9 +124,8 @@ class HfConfig:
             beta_fast=nested.number("beta_fast", 32.0),
             beta_slow=nested.number("beta_slow", 1.0),
             truncate=nested.flag("truncate", True),
-            attention_factor=nested.number("attention_factor")
-            if parameters.get("attention_factor")
-            else None,
+            attention_factor=_attention_factor(nested),
+            divisors=nested.numbers("short_factor") if kind == "longrope" else (),
         )
 
     def windows(self, num_layers: int, window: int) -> tuple[int, ...]:
@@ -126,6 +150,25 @@ class HfConfig:
         if value is None:
             raise UnsupportedModelError(f"{self.path}: {key} is missing")
         return value
+
+
+def yarn_temperature(factor: float, mscale: float) -> float:
+    """YaRN's temperature for a stretched context, weighted as DeepSeek's configurations do."""
+    return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
+def _attention_factor(rope: HfConfig) -> float | None:
+    """What multiplies sin and cos, where the parameters say it."""
+    if rope.values.get("attention_factor"):
+        return rope.number("attention_factor")
+    if rope.values.get("short_mscale") is not None:
+        return rope.number("short_mscale")
+    if rope.values.get("mscale") is None and rope.values.get("mscale_all_dim") is None:
+        return None
+    # The weight of all dimensions goes into the softmax's scale instead (see models.deepseek).
+    factor = rope.number("factor", 1.0)
+    above, below = (yarn_temperature(factor, rope.number(key)) for key in ("mscale", "mscale_all_dim"))
+    return above / below
 
 
 def _read_object(path: Path) -> Mapping[str, Any]:

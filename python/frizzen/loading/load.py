@@ -23,7 +23,7 @@ from frizzen.loading.gguf import GgufCheckpoint
 from frizzen.loading.hf_config import HfConfig
 from frizzen.loading.safetensors import SafetensorsCheckpoint
 from frizzen.models.base import CausalLM, Family
-from frizzen.models.config import DenseConfig
+from frizzen.models.config import DecoderConfig
 from frizzen.models.families import family_of_gguf, family_of_hf
 
 __all__ = ["LoadRequest", "load_model"]
@@ -54,7 +54,7 @@ class LoadRequest:
 @dataclass(frozen=True, slots=True)
 class _Source:
     family: Family
-    config: DenseConfig
+    config: DecoderConfig
     checkpoint: Checkpoint
 
 

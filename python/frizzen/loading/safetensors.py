@@ -20,11 +20,13 @@ import torch
 from torch import Tensor
 
 from frizzen.errors import CorruptFileError, LoadError, UnsupportedModelError
-from frizzen.loading.checkpoint import Parameter
+from frizzen.loading.checkpoint import Parameter, Stored
 
 __all__ = ["SafetensorsCheckpoint"]
 
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_PACKED = {"U8": torch.uint8}
+_SIZED = _DTYPES | _PACKED
 _MAX_HEADER = 100 << 20
 INDEX = "model.safetensors.index.json"
 
@@ -64,9 +66,10 @@ class SafetensorsCheckpoint:
         """The directory."""
         return self._path
 
-    def spelling(self, parameter: Parameter) -> str | None:
-        """The Hugging Face name."""
-        return parameter.hf
+    def stored(self, parameter: Parameter) -> tuple[Stored, ...]:
+        """The tensors that hold a parameter, by their Hugging Face names."""
+        source = parameter.hf_source(self._entries)
+        return () if source is None else source.tensors
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Shapes of all shards."""
@@ -78,13 +81,19 @@ class SafetensorsCheckpoint:
         Raises:
             UnsupportedModelError: the tensor is stored in a quantised or integer type.
         """
-        entry = self._entries[parameter.hf or ""]
-        if entry.dtype not in _DTYPES:
+        source = parameter.hf_source(self._entries)
+        if source is None:
+            raise LoadError(f"{self._path} cannot hold {parameter.name}: it has no name in this format")
+        out.copy_(source.value(*(self._tensor(stored) for stored in source.tensors)))
+
+    def _tensor(self, stored: Stored) -> Tensor:
+        entry, dtypes = self._entries[stored.name], _PACKED if stored.packed else _DTYPES
+        if entry.dtype not in dtypes:
             raise UnsupportedModelError(
-                f"{entry.file.path}: {parameter.hf} is stored as {entry.dtype}, "
-                f"expected one of {', '.join(_DTYPES)}"
+                f"{entry.file.path}: {stored.name} is stored as {entry.dtype}, "
+                f"expected one of {', '.join(dtypes)}"
             )
-        out.copy_(entry.file.tensor(entry, _DTYPES[entry.dtype]))
+        return entry.file.tensor(entry, dtypes[entry.dtype])
 
     def close(self) -> None:
         """Unmaps the files."""
@@ -133,7 +142,7 @@ class _File:
                 self.path,
                 f"{name} ends at byte {data + end}, the file has {len(self._map)}: is the download complete?",
             )
-        if dtype in _DTYPES and end - begin != (wanted := prod(shape) * _DTYPES[dtype].itemsize):
+        if dtype in _SIZED and end - begin != (wanted := prod(shape) * _SIZED[dtype].itemsize):
             raise CorruptFileError(
                 self.path, f"{name} holds {end - begin} bytes, its shape {list(shape)} needs {wanted}"
             )

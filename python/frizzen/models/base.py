@@ -8,14 +8,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from frizzen.kernels.ops import PagedAttentionKernel
+from frizzen.kernels.ops import StepKernel
 from frizzen.layers.build import BuildContext, Map, Norm
 from frizzen.layers.decoder import DecoderLayer
+from frizzen.layers.moe import ExpertLoad
 from frizzen.layers.rotary import Rotary
 from frizzen.loading.checkpoint import Parameter
 from frizzen.loading.gguf import GgufMetadata
 from frizzen.loading.hf_config import HfConfig
-from frizzen.models.config import DenseConfig
+from frizzen.models.config import DecoderConfig
 from frizzen.step import StepContext
 
 __all__ = ["CausalLM", "Family"]
@@ -26,7 +27,7 @@ class CausalLM:
 
     def __init__(
         self,
-        config: DenseConfig,
+        config: DecoderConfig,
         *,
         embed: Map,
         rotary: Rotary,
@@ -36,8 +37,11 @@ class CausalLM:
         dtype: torch.dtype,
         device: torch.device,
         block_size: int,
+        expert_load: ExpertLoad | None = None,
     ) -> None:
         self.config = config
+        self.expert_load = expert_load
+        """Tokens per expert so far; None without a mixture of experts."""
         self.block_size = block_size
         self.dtype = dtype
         self.device = device
@@ -47,7 +51,7 @@ class CausalLM:
         self._norm = norm
         self._lm_head = lm_head
         # Layers with equal facts share a kernel, and so its preparation of a step.
-        self._kernels: tuple[PagedAttentionKernel, ...] = tuple(
+        self._kernels: tuple[StepKernel, ...] = tuple(
             {id(layer.attention.kernel): layer.attention.kernel for layer in layers}.values()
         )
         order = {id(kernel): index for index, kernel in enumerate(self._kernels)}
@@ -103,10 +107,10 @@ class Family:
     """As in ``config.json``."""
     gguf_architectures: tuple[str, ...]
     """As in ``general.architecture``."""
-    from_hf: Callable[[HfConfig], DenseConfig]
-    from_gguf: Callable[[GgufMetadata, bool], DenseConfig]
+    from_hf: Callable[[HfConfig], DecoderConfig]
+    from_gguf: Callable[[GgufMetadata, bool], DecoderConfig]
     """The second argument says whether the file has no output head of its own."""
-    parameters: Callable[[DenseConfig], list[Parameter]]
-    build: Callable[[DenseConfig, BuildContext], CausalLM]
+    parameters: Callable[[DecoderConfig], list[Parameter]]
+    build: Callable[[DecoderConfig, BuildContext], CausalLM]
     ignored: tuple[str, ...] = ()
     """Patterns of checkpoint tensors that mean nothing to the computation."""

@@ -1,4 +1,7 @@
-"""What the dense families have in common: parameters, their names in checkpoints, the structure."""
+"""What the families have in common: parameters, their names in checkpoints, the structure.
+
+The dense families are this and little else; ``moe`` and ``mla`` have the parts that replace some of it.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,16 @@ from collections.abc import Callable
 from functools import partial
 
 from frizzen.layers.attention import Attention
-from frizzen.layers.build import BuildContext
-from frizzen.layers.decoder import DecoderLayer
+from frizzen.layers.build import BuildContext, Map
+from frizzen.layers.decoder import DecoderLayer, FeedForward
 from frizzen.layers.mlp import GatedMlp
+from frizzen.layers.moe import ExpertLoad, MoeLayer
 from frizzen.layers.rotary import Rotary
 from frizzen.loading.checkpoint import Parameter
 from frizzen.loading.gguf import GgufMetadata
 from frizzen.loading.hf_config import HfConfig
 from frizzen.models.base import CausalLM
-from frizzen.models.config import DenseConfig, RopeConfig, check_layers
+from frizzen.models.config import DecoderConfig, RopeConfig, check_layers
 
 __all__ = ["IGNORED", "build", "from_gguf", "from_hf", "parameters"]
 
@@ -31,7 +35,7 @@ def from_hf(
     output_bias: bool = False,
     mlp_bias: bool = False,
     qk_norm: bool = False,
-) -> DenseConfig:
+) -> DecoderConfig:
     """The keys that all dense families spell alike; what differs comes as an argument.
 
     Raises:
@@ -48,7 +52,9 @@ def from_hf(
         length = int(length * rope.factor)
     elif rope.kind == "yarn":
         length = max(length, int(rope.original_max_position * rope.factor))
-    return DenseConfig(
+    elif rope.kind == "longrope":
+        length = min(length, rope.original_max_position)
+    return DecoderConfig(
         architecture=raw.architectures[0],
         vocab_size=raw.integer("vocab_size"),
         hidden_size=hidden,
@@ -71,7 +77,7 @@ def from_hf(
 
 def from_gguf(
     meta: GgufMetadata, tied: bool, *, qkv_bias: bool = False, qk_norm: bool = False
-) -> DenseConfig:
+) -> DecoderConfig:
     """The keys that all dense families spell alike in GGUF.
 
     Raises:
@@ -87,7 +93,7 @@ def from_gguf(
         factor=meta.number("rope.scaling.factor", meta.number("rope.scale_linear", 1.0)) or 1.0,
         original_max_position=meta.integer("rope.scaling.original_context_length", length),
     )
-    return DenseConfig(
+    return DecoderConfig(
         architecture=meta.architecture,
         vocab_size=meta.vocab_size(),
         hidden_size=hidden,
@@ -106,8 +112,8 @@ def from_gguf(
     )
 
 
-def parameters(config: DenseConfig, *, gguf_interleaved: bool = False) -> list[Parameter]:
-    """Every tensor of a model, with its name in either format.
+def parameters(config: DecoderConfig, *, gguf_interleaved: bool = False) -> list[Parameter]:
+    """Every tensor of a model, with its name in either format; a mixture of experts has its own elsewhere.
 
     ``gguf_interleaved``: the family's GGUF files hold the rows of q and k in the order of interleaved rope
     pairs.
@@ -115,38 +121,62 @@ def parameters(config: DenseConfig, *, gguf_interleaved: bool = False) -> list[P
     hidden, inner = config.hidden_size, config.intermediate_size
     found = [
         Parameter("embedding", (config.vocab_size, hidden), "model.embed_tokens.weight", "token_embd.weight"),
-        Parameter("norm", (hidden,), "model.norm.weight", "output_norm.weight"),
+        *_norm_parameters(Parameter, config, "norm", "model.norm", "output_norm"),
         Parameter("rope_divisors", (config.rope.rotary_dim // 2,), None, "rope_freqs.weight", required=False),
     ]
     if not config.tied:
         found.append(Parameter("lm_head", (config.vocab_size, hidden), "lm_head.weight", "output.weight"))
-    query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    heads = (config.num_heads, config.num_kv_heads) if gguf_interleaved else (0, 0)
+    if config.head_bias:
+        found.append(Parameter("lm_head.bias", (config.vocab_size,), "lm_head.bias", None))
     for layer in range(config.num_layers):
         add = partial(_layer_parameter, layer)
         add_linear = partial(_linear_parameters, add)
         found += [
-            add("input_norm", (hidden,), "input_layernorm.weight", "attn_norm.weight"),
-            add("mlp_norm", (hidden,), "post_attention_layernorm.weight", "ffn_norm.weight"),
-            *add_linear(
-                "attention.q", (query, hidden), "self_attn.q_proj", "attn_q", config.qkv_bias, heads[0]
-            ),
-            *add_linear(
-                "attention.k", (key, hidden), "self_attn.k_proj", "attn_k", config.qkv_bias, heads[1]
-            ),
-            *add_linear("attention.v", (key, hidden), "self_attn.v_proj", "attn_v", config.qkv_bias),
-            *add_linear(
-                "attention.out", (hidden, query), "self_attn.o_proj", "attn_output", config.output_bias
-            ),
-            *add_linear("mlp.gate", (inner, hidden), "mlp.gate_proj", "ffn_gate", config.mlp_bias),
-            *add_linear("mlp.up", (inner, hidden), "mlp.up_proj", "ffn_up", config.mlp_bias),
-            *add_linear("mlp.down", (hidden, inner), "mlp.down_proj", "ffn_down", config.mlp_bias),
+            *_norm_parameters(add, config, "input_norm", "input_layernorm", "attn_norm"),
+            *_norm_parameters(add, config, "mlp_norm", "post_attention_layernorm", "ffn_norm"),
         ]
-        if config.qk_norm:
+        if config.mla is None:
+            found += _attention_parameters(add, config, gguf_interleaved)
+        if config.moe is None or layer not in config.moe.layers:
             found += [
-                add("attention.q_norm", (config.head_dim,), "self_attn.q_norm.weight", "attn_q_norm.weight"),
-                add("attention.k_norm", (config.head_dim,), "self_attn.k_norm.weight", "attn_k_norm.weight"),
+                *add_linear("mlp.gate", (inner, hidden), "mlp.gate_proj", "ffn_gate", config.mlp_bias),
+                *add_linear("mlp.up", (inner, hidden), "mlp.up_proj", "ffn_up", config.mlp_bias),
+                *add_linear("mlp.down", (hidden, inner), "mlp.down_proj", "ffn_down", config.mlp_bias),
             ]
+    return found
+
+
+def _attention_parameters(
+    add: Callable[..., Parameter], config: DecoderConfig, gguf_interleaved: bool
+) -> list[Parameter]:
+    hidden = config.hidden_size
+    query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    heads = (config.num_heads, config.num_kv_heads) if gguf_interleaved else (0, 0)
+    add_linear = partial(_linear_parameters, add)
+    found = [
+        *add_linear("attention.q", (query, hidden), "self_attn.q_proj", "attn_q", config.qkv_bias, heads[0]),
+        *add_linear("attention.k", (key, hidden), "self_attn.k_proj", "attn_k", config.qkv_bias, heads[1]),
+        *add_linear("attention.v", (key, hidden), "self_attn.v_proj", "attn_v", config.qkv_bias),
+        *add_linear("attention.out", (hidden, query), "self_attn.o_proj", "attn_output", config.output_bias),
+    ]
+    if config.qk_norm or config.full_qk_norm:
+        sizes = (query, key) if config.full_qk_norm else (config.head_dim, config.head_dim)
+        found += [
+            add("attention.q_norm", sizes[:1], "self_attn.q_norm.weight", "attn_q_norm.weight"),
+            add("attention.k_norm", sizes[1:], "self_attn.k_norm.weight", "attn_k_norm.weight"),
+        ]
+    if config.sinks:
+        found.append(add("attention.sinks", (config.num_heads,), "self_attn.sinks", "attn_sinks.weight"))
+    return found
+
+
+def _norm_parameters(
+    add: Callable[..., Parameter], config: DecoderConfig, name: str, hf: str, gguf: str
+) -> list[Parameter]:
+    shape = (config.hidden_size,)
+    found = [add(name, shape, f"{hf}.weight", f"{gguf}.weight")]
+    if config.layer_norm:
+        found.append(add(f"{name}.bias", shape, f"{hf}.bias", f"{gguf}.bias"))
     return found
 
 
@@ -177,24 +207,38 @@ def _linear_parameters(
     return found
 
 
-def build(config: DenseConfig, context: BuildContext) -> CausalLM:
+def build(config: DecoderConfig, context: BuildContext) -> CausalLM:
     """Puts the model together."""
-    embed, lm_head = context.embedding_and_head("embedding", None if config.tied else "lm_head")
+    embed, lm_head = context.embedding_and_head(
+        "embedding", None if config.tied else "lm_head", bias=config.head_bias
+    )
     divisors = context.take("rope_divisors") if context.weights.has("rope_divisors") else None
+    moe = config.moe
+    load = ExpertLoad(moe.layers, moe.num_experts, context.device) if moe else None
     layers = []
     for index, window in enumerate(config.windows):
         at_layer = context.at_layer(index)
         attention = Attention(at_layer, config, window)
-        mlp = GatedMlp(at_layer, bias=config.mlp_bias)
-        layers.append(DecoderLayer(at_layer, attention, mlp, config.rms_eps))
+        feed_forward: FeedForward
+        if moe and load and index in moe.layers:
+            feed_forward = MoeLayer(at_layer, moe, load)
+        else:
+            feed_forward = GatedMlp(at_layer, bias=config.mlp_bias)
+        layers.append(DecoderLayer(at_layer, config, attention, feed_forward))
     return CausalLM(
         config,
-        embed=embed,
+        embed=_multiplied(embed, config.embedding_multiplier),
         rotary=Rotary(config.rope, context.device, divisors),
         layers=layers,
-        norm=context.norm("final_norm", "norm", config.rms_eps),
-        lm_head=lm_head,
+        norm=context.norm("final_norm", "norm", config.rms_eps, centred=config.layer_norm),
+        lm_head=_multiplied(lm_head, 1 / config.logits_divisor),
         dtype=context.dtype,
         device=context.device,
         block_size=context.block_size,
+        expert_load=load,
     )
+
+
+def _multiplied(function: Map, factor: float) -> Map:
+    """``function``, whose result is a fresh tensor, times a number."""
+    return function if factor == 1 else lambda x: function(x).mul_(factor)

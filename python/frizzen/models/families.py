@@ -5,12 +5,18 @@ from __future__ import annotations
 from frizzen.errors import UnsupportedModelError
 from frizzen.loading.gguf import GgufMetadata
 from frizzen.loading.hf_config import HfConfig
-from frizzen.models import llama, mistral, qwen2, qwen3
+from frizzen.models import llama, mistral, qwen2, qwen3, qwen3_moe
 from frizzen.models.base import Family
 
 __all__ = ["FAMILIES", "family_of_gguf", "family_of_hf"]
 
-FAMILIES: tuple[Family, ...] = (llama.FAMILY, mistral.FAMILY, qwen2.FAMILY, qwen3.FAMILY)
+FAMILIES: tuple[Family, ...] = (
+    llama.FAMILY,
+    mistral.FAMILY,
+    qwen2.FAMILY,
+    qwen3.FAMILY,
+    qwen3_moe.FAMILY,
+)
 
 
 def family_of_hf(raw: HfConfig) -> Family:

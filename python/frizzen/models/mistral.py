@@ -7,12 +7,12 @@ from functools import partial
 from frizzen.loading.hf_config import HfConfig
 from frizzen.models import dense
 from frizzen.models.base import Family
-from frizzen.models.config import DenseConfig
+from frizzen.models.config import DecoderConfig
 
 __all__ = ["FAMILY"]
 
 
-def _from_hf(raw: HfConfig) -> DenseConfig:
+def _from_hf(raw: HfConfig) -> DecoderConfig:
     return dense.from_hf(raw, window=raw.integer("sliding_window", 0))
 
 

@@ -7,7 +7,7 @@ from functools import partial
 from frizzen.loading.hf_config import HfConfig
 from frizzen.models import dense
 from frizzen.models.base import Family
-from frizzen.models.config import DenseConfig
+from frizzen.models.config import DecoderConfig
 
 __all__ = ["FAMILY", "sliding_window"]
 
@@ -26,7 +26,7 @@ def sliding_window(raw: HfConfig) -> int:
     return raw.integer("sliding_window", 0)
 
 
-def _from_hf(raw: HfConfig) -> DenseConfig:
+def _from_hf(raw: HfConfig) -> DecoderConfig:
     return dense.from_hf(raw, window=sliding_window(raw), qkv_bias=True)
 
 

@@ -7,13 +7,13 @@ from functools import partial
 from frizzen.loading.hf_config import HfConfig
 from frizzen.models import dense
 from frizzen.models.base import Family
-from frizzen.models.config import DenseConfig
+from frizzen.models.config import DecoderConfig
 from frizzen.models.qwen2 import sliding_window
 
 __all__ = ["FAMILY"]
 
 
-def _from_hf(raw: HfConfig) -> DenseConfig:
+def _from_hf(raw: HfConfig) -> DecoderConfig:
     bias = raw.flag("attention_bias", False)
     return dense.from_hf(raw, window=sliding_window(raw), qkv_bias=bias, output_bias=bias, qk_norm=True)
 

@@ -21,6 +21,7 @@ __all__ = [
     "Arena",
     "ArenaLayout",
     "Header",
+    "Results",
     "RowStatus",
     "Rule",
     "Sections",

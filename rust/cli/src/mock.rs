@@ -143,14 +143,13 @@ fn worker(args: &MockServeArgs, text: &TextModel) -> Result<MockWorker, String> 
 }
 
 fn text(args: &MockServeArgs) -> Result<TextModel, String> {
-    let template = args.http.chat_template.as_deref();
-    match &args.shape.tokenizer {
-        Some(path) => {
-            let tokenizer = Tokenizer::load(path).map_err(|error| error.to_string())?;
-            TextModel::load(Arc::new(tokenizer), template).map_err(|error| error.to_string())
-        }
-        None => mock::text_model().map_err(|error| error.to_string()),
-    }
+    let tokenizer = match &args.shape.tokenizer {
+        Some(path) => Tokenizer::load(path),
+        None => mock::tokenizer(),
+    };
+    let loaded = tokenizer
+        .and_then(|tokenizer| TextModel::load(Arc::new(tokenizer), args.http.chat_template.as_deref()));
+    loaded.map_err(|error| error.to_string())
 }
 
 /// Serves until a signal comes.

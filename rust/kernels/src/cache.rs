@@ -2,7 +2,7 @@
 //!
 //! A block of one key-value head holds its keys transposed, `[D, block_size]`, so that a vector is one dimension of
 //! many positions and a score needs no sum over lanes, and its values as they are, `[block_size, D]`. The whole is
-//! `[blocks, 2, heads, D * block_size]`.
+//! `[blocks, heads, 2, D * block_size]`: what a task reads of a block is one piece.
 
 use std::marker::PhantomData;
 
@@ -109,7 +109,7 @@ impl<'a, E: Element> Cache<'a, E> {
     fn at(&self, block: usize, part: usize, head: usize) -> *mut E {
         assert!(block < self.shape.blocks && head < self.shape.heads);
         // Within the cache by the assertion.
-        self.data.wrapping_add(((block * 2 + part) * self.shape.heads + head) * self.shape.head_len())
+        self.data.wrapping_add(((block * self.shape.heads + head) * 2 + part) * self.shape.head_len())
     }
 
     /// Writes key and value of one head at a slot.

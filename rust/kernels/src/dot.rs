@@ -59,7 +59,43 @@ impl<E: Element, const V: usize> Right<E, V> for Plain<E, V> {
     }
 }
 
-/// `acc[r][v] += sum over words i of left[r][i] . right[v][i]`, fetching cache lines `ahead` meanwhile.
+/// What is needed next and should be on its way meanwhile: a cache line per word, from each of these places.
+#[derive(Clone, Copy)]
+pub(crate) struct Next<const V: usize> {
+    pub(crate) at: [*const u8; V],
+    pub(crate) places: Places,
+}
+
+/// How many of the places of [`Next`] count.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Places {
+    None,
+    First,
+    All,
+}
+
+impl<const V: usize> Next<V> {
+    /// Nothing.
+    pub(crate) const NONE: Self = Self { at: [std::ptr::null(); V], places: Places::None };
+
+    #[inline(always)]
+    fn prefetch<S: Simd>(&self, s: S, i: usize) {
+        if self.places == Places::None {
+            return;
+        }
+        s.prefetch(self.at[0].wrapping_add(i * LINE));
+        if self.places == Places::All {
+            for at in &self.at[1..] {
+                s.prefetch(at.wrapping_add(i * LINE));
+            }
+        }
+    }
+}
+
+/// Bytes of a cache line, or half of one: asking twice costs little.
+pub(crate) const LINE: usize = 64;
+
+/// `acc[r][v] += sum over words i of left[r][i] . right[v][i]`.
 ///
 /// # Safety
 /// `words` words are readable in each row of `left` and in each vector of `right`.
@@ -73,15 +109,11 @@ pub(crate) unsafe fn dot<S: Simd, E: Element, const R: usize, const V: usize>(
     words: usize,
     left: Left<E>,
     right: impl Right<E, V>,
-    ahead: Ahead,
+    next: Next<V>,
     acc: &mut Tile<S::F32, R, V>,
 ) {
-    let mut line = ahead.at;
     for i in 0..words {
-        for _ in 0..ahead.lines {
-            s.prefetch(line);
-            line = line.wrapping_add(64);
-        }
+        next.prefetch(s, i);
         // SAFETY: the caller's promise, word `i` of each vector and row.
         unsafe {
             let mut columns = [right.word(s, i, 0); V];
@@ -96,19 +128,6 @@ pub(crate) unsafe fn dot<S: Simd, E: Element, const R: usize, const V: usize>(
             }
         }
     }
-}
-
-/// What to bring into the cache while computing.
-#[derive(Clone, Copy)]
-pub(crate) struct Ahead {
-    pub(crate) at: *const u8,
-    /// Cache lines per word.
-    pub(crate) lines: usize,
-}
-
-impl Ahead {
-    /// Nothing.
-    pub(crate) const NONE: Self = Self { at: std::ptr::null(), lines: 0 };
 }
 
 /// Calls `$body` with the constant `$rows` equal to `$value`, which is from 1 to `$most`, itself at most 8.

@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use crate::dot::{Ahead, Left, Panel, Tile, dot, with_rows};
+use crate::dot::{LINE, Left, Next, Panel, Places, Tile, dot, with_rows};
 use crate::element::{Element, load_part, store_part};
 use crate::math::silu;
 use crate::packed::Packed;
@@ -172,26 +172,25 @@ fn product<S: Simd, E: Element, const R: usize, const V: usize>(
     let _bounds = x.row(first + R - 1);
     let mut acc = [[s.splat(0.0); V]; R];
     // SAFETY: `words` words are in each row (the shapes were compared) and in each of the panel's V vectors.
-    unsafe { dot(s, words, left, right, ahead(weight, panel, share), &mut acc) };
+    unsafe { dot(s, words, left, right, next_panel(weight, panel, share), &mut acc) };
     acc
 }
 
 /// A first pass over a panel waits for memory, further ones do not touch it: let each pass fetch its share of the
-/// next panel.
+/// next panel, a third of it or all.
 #[inline(always)]
-fn ahead<E: Element>(weight: Packed<'_, E>, panel: usize, share: Share) -> Ahead {
+fn next_panel<E: Element, const V: usize>(weight: Packed<'_, E>, panel: usize, share: Share) -> Next<V> {
     let shape = weight.shape();
-    if panel + 1 >= shape.panels() {
-        return Ahead::NONE;
+    if panel + 1 >= shape.panels() || share.index >= V {
+        return Next::NONE;
     }
-    let next = weight.panel(panel + 1);
-    let lines_per_word = (shape.panel * E::STEP * size_of::<E>()).div_ceil(64);
-    let lines = lines_per_word.div_ceil(share.of);
-    let offset = share.index * lines * 64 * (shape.k / E::STEP);
-    if offset >= size_of_val(next) {
-        return Ahead::NONE;
+    let start = weight.panel(panel + 1).as_ptr().cast::<u8>();
+    let places = if share.of < V { Places::All } else { Places::First };
+    let mut at = [start; V];
+    for (v, at) in at.iter_mut().enumerate() {
+        *at = start.wrapping_add((share.index + v) * (shape.k / E::STEP) * LINE);
     }
-    Ahead { at: next.as_ptr().cast::<u8>().wrapping_add(offset), lines }
+    Next { at, places }
 }
 
 impl<E: Element> Work for Linear<'_, E> {

@@ -13,7 +13,7 @@ use tokio::time::timeout;
 use crate::error::ApiError;
 
 /// How long a body may take.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_mins(1);
 
 /// Reads a JSON body of at most `limit` bytes. A body that says it is longer is refused unread.
 pub async fn read(request: Request, limit: u64) -> Result<Bytes, ApiError> {

@@ -6,6 +6,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use axum::http::HeaderValue;
 use clap::{Args, ValueEnum};
 use frizzen_engine::EngineOptions;
 use frizzen_metrics::MetricsOptions;
@@ -163,7 +164,7 @@ pub struct HttpArgs {
     #[arg(long, num_args = 1.., value_name = "KEY")]
     pub api_key: Vec<String>,
     /// Origins that browsers may call from; none by default, '*' is all
-    #[arg(long, num_args = 1.., value_name = "ORIGIN")]
+    #[arg(long, num_args = 1.., value_name = "ORIGIN", value_parser = parse_origin)]
     pub allowed_origins: Vec<String>,
     /// A file with the chat template to use instead of the model's
     #[arg(long, value_name = "FILE")]
@@ -277,6 +278,15 @@ fn scaled(digits: &str, scale: f64) -> Option<u64> {
     (scaled.is_finite() && (0.0..9e15).contains(&scaled) && scaled.fract() == 0.0).then_some(scaled as u64)
 }
 
+fn parse_origin(text: &str) -> Result<String, String> {
+    let fits = text == "*" || (text.contains("://") && HeaderValue::from_str(text).is_ok());
+    if fits {
+        Ok(text.to_owned())
+    } else {
+        Err(format!("'{text}' is not an origin such as https://app.example"))
+    }
+}
+
 fn parse_seconds(text: &str) -> Result<Duration, String> {
     text.parse()
         .ok()
@@ -361,9 +371,12 @@ mod tests {
 
     #[test]
     fn a_flag_of_nothing_is_refused() {
-        for bad in
-            [["m", "--max-num-seqs", "0"], ["m", "--drain-timeout", "-1"], ["m", "--step-timeout", "nan"]]
-        {
+        for bad in [
+            ["m", "--max-num-seqs", "0"],
+            ["m", "--drain-timeout", "-1"],
+            ["m", "--step-timeout", "nan"],
+            ["m", "--allowed-origins", "app"],
+        ] {
             assert!(Cli::try_parse_from(std::iter::once(&"serve").chain(&bad)).is_err(), "{bad:?}");
         }
     }

@@ -3,7 +3,6 @@
 //! Messages of server errors pass [`redact`]: an answer holds no path and no address, the log has them.
 
 use std::borrow::Cow;
-use std::fmt::Write as _;
 
 use axum::http::header::{ALLOW, CONTENT_TYPE, RETRY_AFTER};
 use axum::http::{HeaderValue, StatusCode};
@@ -136,13 +135,17 @@ fn redact(message: &str) -> String {
     clean
 }
 
-/// The first `limit` characters of `text`, for messages that quote what a client sent.
+/// The first `limit` characters of `text`, for messages that repeat what a client sent.
+pub(crate) fn shortened(text: &str, limit: usize) -> Cow<'_, str> {
+    match text.char_indices().nth(limit) {
+        Some((end, _)) => format!("{}...", &text[..end]).into(),
+        None => text.into(),
+    }
+}
+
+/// The same in quotes.
 pub(crate) fn quoted(text: &str, limit: usize) -> String {
-    let mut quoted = String::new();
-    let shown: String = text.chars().take(limit).collect();
-    let more = if shown.len() < text.len() { "..." } else { "" };
-    write!(quoted, "'{shown}{more}'").expect("writing to a String does not fail");
-    quoted
+    format!("'{}'", shortened(text, limit))
 }
 
 #[cfg(test)]

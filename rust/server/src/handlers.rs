@@ -40,6 +40,7 @@ pub async fn completions(State(state): State<SharedState>, request: Request) -> 
 /// Whoever leaves, wherever, drops this future or the body it returned, and with it the generation.
 async fn generate(state: SharedState, request: Request, dialect: Dialect) -> Answer {
     state.model()?;
+    state.check_samples(1)?;
     let name = request.extensions().get::<RequestName>().map(|name| Arc::clone(&name.0));
     let name = name.unwrap_or_else(|| state.ids.next().into());
     let body = body::read(request, state.http.body_limit).await?;

@@ -5,13 +5,170 @@ use std::sync::Arc;
 
 use frizzen_core::{ParamLimits, Request, SamplingParams, TokenId};
 use frizzen_engine::EngineHandle;
-use frizzen_text::TextStream;
+use frizzen_text::{StreamOptions, TextStream, Tokenizer};
 
 use crate::error::ApiError;
 use crate::output::generation::{Ending, Held, Sample};
-use crate::output::{Dialect as Writer, Echo, Generation};
+use crate::output::{Echo, Generation, Writer};
 use crate::request::{Common, TruncationSide};
 use crate::state::TextModel;
+
+/// A prompt in tokens.
+#[derive(Clone, Debug)]
+pub struct TokenPrompt {
+    /// Its ids, truncated as asked for.
+    pub tokens: Arc<[TokenId]>,
+    /// The prompt again, if each output is to begin with it.
+    pub echo: Option<Echo>,
+}
+
+/// What the dialect knows about its prompts.
+#[derive(Clone, Copy, Debug)]
+pub struct PromptKind {
+    /// The field that brings them.
+    pub field: &'static str,
+    /// Each output begins with its prompt.
+    pub echo: bool,
+    /// Outputs continue the text of the prompt, rather than begin one of their own.
+    pub continues_text: bool,
+}
+
+/// A request whose parameters are checked, before its prompts are tokens.
+#[derive(Clone, Debug)]
+pub struct Plan<'a> {
+    common: &'a Common,
+    /// Canonical; `max_tokens` does not know the prompt yet.
+    params: SamplingParams,
+    ending: Ending,
+    limits: ParamLimits,
+    kind: PromptKind,
+}
+
+impl<'a> Plan<'a> {
+    /// Checks the parameters against the model.
+    pub fn new(common: &'a Common, limits: ParamLimits, kind: PromptKind) -> Result<Self, ApiError> {
+        let mut params = common.params.clone();
+        if params.prompt_logprobs.is_some() && common.shown.stream {
+            let message = "prompt_logprobs is not available when stream is true";
+            return Err(ApiError::invalid("prompt_logprobs", message));
+        }
+        // The engine always generates: where nothing beyond the prompt is wanted, its one token is dropped.
+        let prompt_only = params.max_tokens == Some(0) && (kind.echo || params.prompt_logprobs.is_some());
+        if prompt_only {
+            params.max_tokens = Some(1);
+            params.min_tokens = 0;
+        }
+        if kind.echo && params.logprobs.is_some() {
+            params.prompt_logprobs = params.prompt_logprobs.max(params.logprobs);
+        }
+        params.validate(&limits)?;
+        let ending = Ending { include_stop: common.include_stop, prompt_only };
+        Ok(Self { common, params: params.canonical(), ending, limits, kind })
+    }
+
+    /// Tokenises a prompt and truncates it as asked for. A text that is certainly too long is refused before the work.
+    pub fn tokenise(
+        &self,
+        text: &str,
+        add_special: bool,
+        model: &TextModel,
+    ) -> Result<Vec<TokenId>, ApiError> {
+        let fewest = model.fewest_tokens(text);
+        if fewest >= self.limits.max_model_len as usize && self.common.truncate.is_none() {
+            return Err(self.too_long(&format!("at least {fewest}")));
+        }
+        let tokens = model.tokenizer.encode(text, add_special)?;
+        if tokens.is_empty() {
+            let field = self.kind.field;
+            return Err(ApiError::invalid(field, format!("{field} has no tokens")));
+        }
+        Ok(self.truncate(tokens))
+    }
+
+    /// Cuts a prompt as asked for.
+    pub fn truncate(&self, mut tokens: Vec<TokenId>) -> Vec<TokenId> {
+        let keep = self.common.truncate.map_or(tokens.len(), |keep| tokens.len().min(keep as usize));
+        match self.common.truncation_side {
+            TruncationSide::Left => tokens.split_off(tokens.len() - keep),
+            TruncationSide::Right => {
+                tokens.truncate(keep);
+                tokens
+            }
+        }
+    }
+
+    /// Spreads the prompts into samples: choice `prompt * n + i` is sample `i` of a prompt, with the seed `seed + i`.
+    pub fn lower(
+        &self,
+        prompts: &[TokenPrompt],
+        external_id: &Arc<str>,
+        tokenizer: &Arc<Tokenizer>,
+        writer: Box<dyn Writer>,
+    ) -> Result<Lowered, ApiError> {
+        let common = self.common;
+        let salt: Option<Arc<str>> = common.cache_salt.as_deref().map(Into::into);
+        let options = self.text_options();
+        let mut samples = Vec::with_capacity(prompts.len() * common.n as usize);
+        for (index, prompt) in prompts.iter().enumerate() {
+            let params = self.params_for(prompt.tokens.len())?;
+            for sample in 0..common.n {
+                let seed = params.seed.map(|seed| seed.wrapping_add(u64::from(sample)));
+                let request = Request {
+                    prompt: Arc::clone(&prompt.tokens),
+                    params: SamplingParams { seed, ..params.clone() },
+                    priority: common.priority,
+                    cache_salt: salt.clone(),
+                    external_id: Arc::clone(external_id),
+                };
+                let text = TextStream::new(Arc::clone(tokenizer), &options)?;
+                samples.push(LoweredSample { request, text, prompt: index, echo: prompt.echo.clone() });
+            }
+        }
+        Ok(Lowered {
+            samples,
+            ending: self.ending,
+            prompt_tokens: prompts.iter().map(|prompt| prompt.tokens.len() as u64).sum(),
+            n: common.n,
+            writer,
+            stream: common.shown.stream,
+        })
+    }
+
+    /// Parameters for a prompt of this length: a limit beyond the context is the context.
+    fn params_for(&self, prompt_len: usize) -> Result<SamplingParams, ApiError> {
+        let room = (self.limits.max_model_len as usize).saturating_sub(prompt_len);
+        if room == 0 {
+            return Err(self.too_long(&prompt_len.to_string()));
+        }
+        let mut params = self.params.clone();
+        let max_tokens = params.max_tokens.map_or(room, |asked| room.min(asked as usize)) as u32;
+        params.max_tokens = Some(max_tokens);
+        params.min_tokens = params.min_tokens.min(max_tokens);
+        Ok(params)
+    }
+
+    fn text_options(&self) -> StreamOptions {
+        StreamOptions {
+            stop: self.common.stop.clone(),
+            include_stop_in_output: self.common.include_stop,
+            skip_special_tokens: self.common.skip_special,
+            min_tokens: self.params.min_tokens,
+            continues_text: self.kind.continues_text,
+            stop_after: None,
+        }
+    }
+
+    fn too_long(&self, tokens: &str) -> ApiError {
+        let asked = self.params.max_tokens;
+        let asked = asked.map_or_else(String::new, |asked| format!(" and {asked} more were asked for"));
+        let limit = self.limits.max_model_len;
+        let message = format!(
+            "the prompt has {tokens} tokens{asked}, but prompt and output together may have {limit} tokens, at least \
+             one of them output"
+        );
+        ApiError::invalid(self.kind.field, message)
+    }
+}
 
 /// A request that is ready for the engine.
 pub struct Lowered {
@@ -39,155 +196,7 @@ impl std::fmt::Debug for Lowered {
     }
 }
 
-/// A prompt in tokens.
-#[derive(Clone, Debug)]
-pub struct TokenPrompt {
-    /// Its ids, truncated as asked for.
-    pub tokens: Arc<[TokenId]>,
-    /// The prompt again, if each output is to begin with it.
-    pub echo: Option<Echo>,
-}
-
-/// The shared fields, as the engine wants them.
-#[derive(Clone, Debug)]
-pub struct Plan {
-    /// Checked; `max_tokens` does not know the prompt yet.
-    params: SamplingParams,
-    ending: Ending,
-    limits: ParamLimits,
-    /// The field that brought the prompt.
-    field: &'static str,
-}
-
-impl Plan {
-    /// Checks the parameters. `echo` says that outputs begin with their prompt.
-    pub fn new(
-        common: &Common,
-        limits: ParamLimits,
-        field: &'static str,
-        echo: bool,
-    ) -> Result<Self, ApiError> {
-        let mut params = common.params.clone();
-        // The engine always generates: where nothing beyond the prompt is wanted, its one token is dropped.
-        let prompt_only = params.max_tokens == Some(0) && (echo || params.prompt_logprobs.is_some());
-        if prompt_only {
-            params.max_tokens = Some(1);
-            params.min_tokens = 0;
-        }
-        if echo && params.logprobs.is_some() {
-            params.prompt_logprobs = params.prompt_logprobs.max(params.logprobs);
-        }
-        if common.params.prompt_logprobs.is_some() && common.shown.stream {
-            return Err(ApiError::invalid(
-                "prompt_logprobs",
-                "prompt_logprobs is not available when stream is true",
-            ));
-        }
-        params.validate(&limits)?;
-        let params = params.canonical();
-        Ok(Self { params, ending: Ending { include_stop: common.include_stop, prompt_only }, limits, field })
-    }
-
-    /// Parameters for a prompt of this length: a limit beyond the context is the context.
-    fn params_for(&self, prompt_len: usize) -> Result<SamplingParams, ApiError> {
-        let limit = self.limits.max_model_len as usize;
-        let Some(room) = limit.checked_sub(prompt_len).filter(|room| *room > 0) else {
-            return Err(too_long(self.field, &format!("{prompt_len}"), self.params.max_tokens, limit));
-        };
-        let mut params = self.params.clone();
-        let max_tokens = params.max_tokens.map_or(room, |asked| room.min(asked as usize)) as u32;
-        params.max_tokens = Some(max_tokens);
-        params.min_tokens = params.min_tokens.min(max_tokens);
-        Ok(params)
-    }
-}
-
-fn too_long(field: &'static str, tokens: &str, asked: Option<u32>, limit: usize) -> ApiError {
-    let asked = asked.map_or_else(String::new, |asked| format!(" and {asked} more were asked for"));
-    let message = format!(
-        "the prompt has {tokens} tokens{asked}, but prompt and output together may have {limit} tokens, at least one \
-         of them output"
-    );
-    ApiError::invalid(field, message)
-}
-
-/// Tokenises a text and truncates it as asked for.
-///
-/// A text that is certainly too long is refused before the work.
-pub fn tokenise(
-    text: &str,
-    add_special: bool,
-    common: &Common,
-    model: &TextModel,
-    plan: &Plan,
-) -> Result<Vec<TokenId>, ApiError> {
-    let limit = plan.limits.max_model_len as usize;
-    let fewest = model.fewest_tokens(text);
-    if fewest >= limit && common.truncate.is_none() {
-        return Err(too_long(plan.field, &format!("at least {fewest}"), plan.params.max_tokens, limit));
-    }
-    let tokens = model.tokenizer.encode(text, add_special)?;
-    if tokens.is_empty() {
-        return Err(ApiError::invalid(plan.field, format!("{} has no tokens", plan.field)));
-    }
-    Ok(truncate(tokens, common))
-}
-
-/// Cuts ids as asked for.
-pub fn truncate(mut tokens: Vec<TokenId>, common: &Common) -> Vec<TokenId> {
-    let Some(keep) = common.truncate.map(|keep| keep as usize).filter(|keep| *keep < tokens.len()) else {
-        return tokens;
-    };
-    match common.truncation_side {
-        TruncationSide::Left => tokens.split_off(tokens.len() - keep),
-        TruncationSide::Right => {
-            tokens.truncate(keep);
-            tokens
-        }
-    }
-}
-
 impl Lowered {
-    /// Spreads the prompts into samples: choice `prompt * n + i` is sample `i` of a prompt, with the seed `seed + i`.
-    pub fn new(
-        common: &Common,
-        plan: &Plan,
-        prompts: &[TokenPrompt],
-        external_id: &Arc<str>,
-        text: impl Fn() -> Result<TextStream, ApiError>,
-        writer: Box<dyn Writer>,
-    ) -> Result<Self, ApiError> {
-        let salt: Option<Arc<str>> = common.cache_salt.as_deref().map(Into::into);
-        let mut samples = Vec::with_capacity(prompts.len() * common.n as usize);
-        for (index, prompt) in prompts.iter().enumerate() {
-            let params = plan.params_for(prompt.tokens.len())?;
-            for sample in 0..common.n {
-                let seed = params.seed.map(|seed| seed.wrapping_add(u64::from(sample)));
-                let request = Request {
-                    prompt: Arc::clone(&prompt.tokens),
-                    params: SamplingParams { seed, ..params.clone() },
-                    priority: common.priority,
-                    cache_salt: salt.clone(),
-                    external_id: Arc::clone(external_id),
-                };
-                samples.push(LoweredSample {
-                    request,
-                    text: text()?,
-                    prompt: index,
-                    echo: prompt.echo.clone(),
-                });
-            }
-        }
-        Ok(Self {
-            samples,
-            ending: plan.ending,
-            prompt_tokens: prompts.iter().map(|prompt| prompt.tokens.len() as u64).sum(),
-            n: common.n,
-            writer,
-            stream: common.shown.stream,
-        })
-    }
-
     /// Hands all samples to the engine: all of them or, if one is refused, none.
     pub fn submit(self, engine: &EngineHandle) -> Result<(Generation, Box<dyn Writer>), ApiError> {
         let mut samples = Vec::with_capacity(self.samples.len());

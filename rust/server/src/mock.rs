@@ -34,8 +34,13 @@ pub fn info() -> WorkerInfo {
     WorkerInfo { vocab_size: VOCAB_SIZE, eos_token_ids: vec![END], plan: json!({"ops": []}), ..mock_info() }
 }
 
-/// The byte tokenizer and a chat template.
+/// The byte tokenizer with its chat template, ready to serve.
 pub fn text_model() -> Result<TextModel, LoadError> {
+    TextModel::load(Arc::new(tokenizer()?), None)
+}
+
+/// One token per byte, a few special ones, and a chat template.
+pub fn tokenizer() -> Result<Tokenizer, LoadError> {
     // The byte-level alphabet: printable Latin-1 stands for itself, the other bytes for what follows U+00FF.
     let mut next = 0x100;
     let mut stand_in = |byte: u8| match byte {
@@ -71,8 +76,7 @@ pub fn text_model() -> Result<TextModel, LoadError> {
         eos: vec![END],
     };
     let template = NamedTemplate { name: "default".to_owned(), source: TEMPLATE.to_owned() };
-    let tokenizer = Tokenizer::from_json(tokenizer.to_string().as_bytes(), special, vec![template])?;
-    TextModel::load(Arc::new(tokenizer), None)
+    Tokenizer::from_json(tokenizer.to_string().as_bytes(), special, vec![template])
 }
 
 /// A mock engine on its own thread, and the state of a server over it. The thread ends when the handle is told to.

@@ -4,13 +4,13 @@
 use std::sync::Arc;
 
 use frizzen_core::TokenId;
-use frizzen_text::{StreamOptions, TextStream};
 
 use crate::error::ApiError;
-use crate::lower::{self, Lowered, Plan, TokenPrompt};
-use crate::output::dialect::Header;
-use crate::output::{Dialect as Writer, Echo, Envelope, Pieces, chat, completion};
-use crate::request::{ChatRequest, Common, CompletionRequest, Dialect, Fields, Prompt};
+use crate::ids::is_name;
+use crate::lower::{Lowered, Plan, PromptKind, TokenPrompt};
+use crate::output::writer::Header;
+use crate::output::{Echo, Envelope, Pieces, chat, completion};
+use crate::request::{ChatRequest, Common, CompletionRequest, Dialect, Fields, Limits, Prompt};
 use crate::state::{AppState, TextModel, unix_time};
 
 /// Bodies longer than this many bytes are prepared on the blocking pool.
@@ -66,17 +66,27 @@ fn as_count(n: Option<u32>) -> Option<usize> {
 }
 
 impl Job<'_> {
-    fn chat(self, request: &ChatRequest, limits: &crate::request::Limits) -> Result<Lowered, ApiError> {
-        let common = &request.common;
-        let model_name = self.state.check_model(common.model.as_deref())?;
-        let plan = Plan::new(common, limits.params, "messages", false)?;
-        let text = self.model.render(&request.conversation)?;
-        let add_special = common.add_special.unwrap_or(false);
-        let tokens: Arc<[TokenId]> = lower::tokenise(&text, add_special, common, self.model, &plan)?.into();
-        let header = self.header("chatcmpl-", common);
-        let envelope = header.envelope(model_name, "chat.completion.chunk", "chat.completion", common);
+    fn chat(self, request: &ChatRequest, limits: &Limits) -> Result<Lowered, ApiError> {
+        let ChatRequest { common, conversation } = request;
+        let served = self.state.check_model(common.model.as_deref())?;
+        self.state.check_samples(common.n as usize)?;
+        let kind = PromptKind {
+            field: "messages",
+            echo: false,
+            continues_text: conversation.continue_final_message,
+        };
+        let plan = Plan::new(common, limits.params, kind)?;
+        let text = self.model.render(conversation)?;
+        let tokens: Arc<[TokenId]> =
+            plan.tokenise(&text, common.add_special.unwrap_or(false), self.model)?.into();
+        let name = self.answer_name(common);
         let writer = chat::Chat::new(
-            envelope,
+            envelope(
+                &format!("chatcmpl-{name}"),
+                served,
+                ["chat.completion.chunk", "chat.completion"],
+                common,
+            ),
             self.pieces(common),
             Arc::clone(&tokens),
             as_count(common.params.logprobs),
@@ -84,49 +94,42 @@ impl Job<'_> {
             common.n as usize,
         );
         let prompts = [TokenPrompt { tokens, echo: None }];
-        let continues = request.conversation.continue_final_message;
-        self.lower(common, &plan, &prompts, &header.external, continues, Box::new(writer))
+        plan.lower(&prompts, &name, &self.model.tokenizer, Box::new(writer))
     }
 
-    fn completion(
-        self,
-        request: CompletionRequest,
-        limits: &crate::request::Limits,
-    ) -> Result<Lowered, ApiError> {
+    fn completion(self, request: CompletionRequest, limits: &Limits) -> Result<Lowered, ApiError> {
         let CompletionRequest { common, prompts, echo } = request;
-        let model_name = self.state.check_model(common.model.as_deref())?;
-        let plan = Plan::new(&common, limits.params, "prompt", echo)?;
-        let prompts = prompts
-            .into_iter()
-            .map(|prompt| self.token_prompt(prompt, &common, &plan, echo))
-            .collect::<Result<Vec<_>, _>>()?;
-        let header = self.header("cmpl-", &common);
-        let envelope = header.envelope(model_name, "text_completion", "text_completion", &common);
+        let served = self.state.check_model(common.model.as_deref())?;
+        self.state.check_samples(prompts.len() * common.n as usize)?;
+        let plan =
+            Plan::new(&common, limits.params, PromptKind { field: "prompt", echo, continues_text: true })?;
+        let prompts = prompts.into_iter().map(|prompt| self.token_prompt(prompt, &common, &plan, echo));
+        let prompts = prompts.collect::<Result<Vec<_>, _>>()?;
+        let name = self.answer_name(&common);
         let writer = completion::Completion::new(
-            envelope,
+            envelope(&format!("cmpl-{name}"), served, ["text_completion"; 2], &common),
             self.pieces(&common),
             prompts.iter().map(|prompt| Arc::clone(&prompt.tokens)).collect(),
             common.n as usize,
             as_count(common.params.logprobs),
             as_count(common.params.prompt_logprobs),
         );
-        self.lower(&common, &plan, &prompts, &header.external, true, Box::new(writer))
+        plan.lower(&prompts, &name, &self.model.tokenizer, Box::new(writer))
     }
 
     fn token_prompt(
         &self,
         prompt: Prompt,
         common: &Common,
-        plan: &Plan,
+        plan: &Plan<'_>,
         echo: bool,
     ) -> Result<TokenPrompt, ApiError> {
         let (text, tokens) = match prompt {
             Prompt::Text(text) => {
-                let add_special = common.add_special.unwrap_or(true);
-                let tokens = lower::tokenise(&text, add_special, common, self.model, plan)?;
+                let tokens = plan.tokenise(&text, common.add_special.unwrap_or(true), self.model)?;
                 (common.truncate.is_none().then_some(text), tokens)
             }
-            Prompt::Ids(ids) => (None, lower::truncate(ids, common)),
+            Prompt::Ids(ids) => (None, plan.truncate(ids)),
         };
         let tokens: Arc<[TokenId]> = tokens.into();
         let echo = echo.then(|| Echo {
@@ -136,49 +139,18 @@ impl Job<'_> {
         Ok(TokenPrompt { tokens, echo })
     }
 
-    fn header(&self, prefix: &str, common: &Common) -> AnswerName {
-        let asked = common.request_id.as_deref().filter(|id| crate::ids::is_name(id));
-        let external: Arc<str> = asked.map_or_else(|| Arc::clone(&self.name), Into::into);
-        AnswerName { id: format!("{prefix}{external}"), external }
+    /// The caller's name for the request, or the one it was given at the edge.
+    fn answer_name(&self, common: &Common) -> Arc<str> {
+        let asked = common.request_id.as_deref().filter(|id| is_name(id));
+        asked.map_or_else(|| Arc::clone(&self.name), Into::into)
     }
 
     fn pieces(&self, common: &Common) -> Pieces {
         Pieces::new(Arc::clone(&self.model.tokenizer), common.skip_special, common.shown.tokens_as_ids)
     }
-
-    fn lower(
-        &self,
-        common: &Common,
-        plan: &Plan,
-        prompts: &[TokenPrompt],
-        external: &Arc<str>,
-        continues_text: bool,
-        writer: Box<dyn Writer>,
-    ) -> Result<Lowered, ApiError> {
-        let options = StreamOptions {
-            stop: common.stop.clone(),
-            include_stop_in_output: common.include_stop,
-            skip_special_tokens: common.skip_special,
-            min_tokens: common.params.min_tokens,
-            continues_text,
-            stop_after: None,
-        };
-        let text = || Ok(TextStream::new(Arc::clone(&self.model.tokenizer), &options)?);
-        Lowered::new(common, plan, prompts, external, text, writer)
-    }
 }
 
-/// The names of an answer.
-struct AnswerName {
-    /// As the client sees it.
-    id: String,
-    /// As the log sees it.
-    external: Arc<str>,
-}
-
-impl AnswerName {
-    fn envelope(&self, model: &str, chunk: &str, whole: &str, common: &Common) -> Envelope {
-        let header = Header { id: &self.id, created: unix_time(), model };
-        Envelope::new(&header, chunk, whole, common.shown.clone())
-    }
+fn envelope(id: &str, model: &str, [chunk, whole]: [&str; 2], common: &Common) -> Envelope {
+    let header = Header { id, created: unix_time(), model };
+    Envelope::new(&header, chunk, whole, common.shown.clone())
 }

@@ -98,6 +98,8 @@ pub struct AppState {
     pub ids: IdSource,
     pub(crate) keys: ApiKeys,
     by_priority: bool,
+    /// Samples that may be open at the same time.
+    max_open: usize,
     /// When the server started, in seconds since 1970.
     pub created: u64,
     text: OnceLock<TextModel>,
@@ -123,6 +125,7 @@ impl AppState {
             ids: IdSource::default(),
             keys: ApiKeys::new(keys),
             by_priority: config.scheduling.scheduling_policy == SchedulingPolicy::Priority,
+            max_open: config.scheduling.max_queue,
             created: unix_time(),
             text: OnceLock::new(),
             warned: Mutex::default(),
@@ -170,6 +173,17 @@ impl AppState {
                 format!("there is no model {}; there is {}", quoted(asked, 128), self.names.join(", "));
             Error::NotFound { param: "model", message }.into()
         })
+    }
+
+    /// Refuses a body whose samples certainly find no room, before any work is done for them.
+    pub fn check_samples(&self, samples: usize) -> Result<(), ApiError> {
+        let (open, limit) = (self.engine.open_streams(), self.max_open);
+        if samples > limit.saturating_sub(open) {
+            let message =
+                format!("{samples} more requests than the {open} open ones are over the limit of {limit}");
+            return Err(ApiError::busy(message));
+        }
+        Ok(())
     }
 
     /// Counts and, once per name, logs fields that had no effect.

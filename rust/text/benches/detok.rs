@@ -23,14 +23,17 @@ fn main() {
     divan::main();
 }
 
-static TOKENIZER: LazyLock<Arc<Tokenizer>> = LazyLock::new(|| {
-    Arc::new(match std::env::var_os("FRIZZEN_TEST_GGUF") {
+static TOKENIZER: LazyLock<Arc<Tokenizer>> = LazyLock::new(|| Arc::new(load()));
+
+#[divan::bench(sample_count = 3)]
+fn load() -> Tokenizer {
+    match std::env::var_os("FRIZZEN_TEST_GGUF") {
         Some(path) => Tokenizer::load(Path::new(&path)).unwrap(),
         None => {
             Tokenizer::from_json(byte_vocabulary().as_bytes(), SpecialTokens::default(), Vec::new()).unwrap()
         }
-    })
-});
+    }
+}
 
 /// A `tokenizer.json` without merges.
 fn byte_vocabulary() -> String {

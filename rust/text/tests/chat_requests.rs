@@ -204,6 +204,12 @@ fn variables_and_variants() {
 }
 
 #[test]
+fn a_template_without_tools_says_so() {
+    assert!(!template("{{ messages[0].content }}").reads_tools());
+    assert!(template("{% for t in tools %}{{ t }}{% endfor %}").reads_tools());
+}
+
+#[test]
 fn a_message_can_be_continued() {
     let messages =
         [json!({"role": "user", "content": "x"}), json!({"role": "assistant", "content": "The answer "})];

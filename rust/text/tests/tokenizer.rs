@@ -244,3 +244,31 @@ fn a_leading_space_is_dropped_once_at_the_beginning() {
     assert_eq!(tokenizer.decode(&[1, id("▁Hello")], false), "<s> Hello");
     assert_eq!(tokenizer.token_bytes(id("▁Hello")), b" Hello");
 }
+
+/// Converters leave empty tokens in gaps; the ids after them stay.
+#[test]
+fn empty_gguf_tokens_do_not_move_the_others() {
+    let tokens = ["a", "", "", "b"];
+    let bytes = common::GgufBuilder::new()
+        .string("tokenizer.ggml.model", "gpt2")
+        .string("tokenizer.ggml.pre", "gpt-2")
+        .strings("tokenizer.ggml.tokens", &tokens)
+        .strings::<&str>("tokenizer.ggml.merges", &[])
+        .build();
+    assert_eq!(load_gguf(&bytes).unwrap().encode("ab", false).unwrap(), [0, 3]);
+}
+
+#[test]
+fn a_tokenizer_and_a_template_are_shared_by_threads() {
+    fn shared<T: Send + Sync>() {}
+    shared::<Tokenizer>();
+    shared::<ChatTemplate>();
+    let tokenizer = byte_tokenizer();
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                assert_eq!(tokenizer.decode(&tokenizer.encode("é<s>", false).unwrap(), false), "é<s>");
+            });
+        }
+    });
+}

@@ -13,6 +13,7 @@ bounds; programs without work end at once. A row of length 0 gets zeros.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -28,7 +29,7 @@ from frizzen.kernels.ops import KVCache
 from frizzen.kernels.triton.launch import Target, await_inputs, multiply_add, precision, round_up_power
 from frizzen.step import StepContext
 
-__all__ = ["PagedAttention"]
+__all__ = ["PagedAttention", "Tile"]
 
 _LOG2E = 1.4426950408889634
 _SPLIT_LEAST = 64
@@ -129,10 +130,10 @@ def _merge(
 ):  # fmt: skip
     """Adds up ``active`` splits. Other programs wrote them: they are read past the first-level cache, which does not see that."""
     split = tl.arange(0, 64)
-    slot = (first + split).to(tl.int64)[:, None] * BLOCK_M + pair[None, :]
-    there = (split < active)[:, None]
-    peaks = tl.load(partial_peak + slot, mask=there, other=float("-inf"), cache_modifier=".cg")
-    norms = tl.load(partial_norm + slot, mask=there, other=0.0, cache_modifier=".cg")
+    slots = (first + split).to(tl.int64)[:, None] * BLOCK_M + pair[None, :]
+    active_slots = (split < active)[:, None]
+    peaks = tl.load(partial_peak + slots, mask=active_slots, other=float("-inf"), cache_modifier=".cg")
+    norms = tl.load(partial_norm + slots, mask=active_slots, other=0.0, cache_modifier=".cg")
     peak = tl.max(peaks, axis=0)
     base = tl.where(peak == float("-inf"), 0.0, peak)
     norm = tl.sum(norms * tl.exp2(peaks - base[None, :]), axis=0)
@@ -285,13 +286,23 @@ def _paged_attention(
     tl.store(out_at, total.to(out.dtype.element_ty), mask=real[:, None] & wide[None, :])
 
 
-class _Tile(NamedTuple):
+class Tile(NamedTuple):
     """``BLOCK_M``, ``BLOCK_N``, warps, pipeline stages."""
 
     m: int
     n: int
     warps: int
     stages: int
+
+
+def _tile_for(pairs: int, group: int, head_dim: int, dtype: torch.dtype) -> Tile:
+    """The tile for rows of at most ``pairs`` (token, head) pairs, from what was fastest on an H200."""
+    least, wanted = round_up_power(group, 16), round_up_power(pairs, 16)
+    if dtype == torch.float32 or head_dim > 128:
+        return Tile(max(min(wanted, 32), least), 32, 4, 2)
+    if wanted >= 128:
+        return Tile(max(128, least), 64, 8, 3)
+    return Tile(wanted, 64, 4, 3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,7 +314,7 @@ class _Launch:
     tiles: int
     splits: int
     search: bool
-    tile: _Tile
+    tile: Tile
     partial: Tensor | None
     peaks: Tensor | None
     norms: Tensor | None
@@ -329,11 +340,14 @@ class PagedAttention:
     softcap: float
     dtype: torch.dtype
     target: Target
+    tile: Callable[[int], Tile]
+    """The tile for rows of at most so many (token, head) pairs per key-value head."""
     layout: str = "token"
 
     @classmethod
-    def build(cls, facts: Facts) -> PagedAttention:
+    def build(cls, facts: Facts, tile: Callable[[int], Tile] | None = None) -> PagedAttention:
         """The kernel for one head geometry. A fact ``softcap`` is optional; 0 is none."""
+        group = facts.size("heads") // facts.size("kv_heads")
         return cls(
             facts.size("heads"),
             facts.size("kv_heads"),
@@ -344,6 +358,7 @@ class PagedAttention:
             facts.number("softcap") if "softcap" in facts else 0.0,
             facts.dtype,
             Target.of(facts),
+            tile or functools.partial(_tile_for, group=group, head_dim=facts.size("head_dim"), dtype=facts.dtype),
         )
 
     def bytes_per_token(self) -> int:
@@ -365,7 +380,7 @@ class PagedAttention:
         return _State(step, tuple(launches))
 
     def _launch(self, step: StepContext, first: int, last: int, tokens: int, max_query: int) -> _Launch:
-        tile = self._tile(max_query)
+        tile = self.tile(max_query * self._group)
         per_tile = max(tile.m // self._group, 1)
         search = max_query > per_tile
         tiles = tokens // per_tile + last - first if search else last - first
@@ -382,14 +397,6 @@ class PagedAttention:
     @property
     def _group(self) -> int:
         return self.heads // self.kv_heads
-
-    def _tile(self, max_query: int) -> _Tile:
-        rows = round_up_power(max_query * self._group, 16)
-        if self.dtype == torch.float32 or self.head_dim > 128:
-            return _Tile(max(min(rows, 32), round_up_power(self._group, 16)), 32, 4, 2)
-        if rows >= 128:
-            return _Tile(max(128, round_up_power(self._group)), 64, 8, 3)
-        return _Tile(rows, 64, 4, 3)
 
     def _splits(self, programs: int, max_context: int, *, search: bool) -> int:
         wanted = -(-self.target.processors // programs)

@@ -16,7 +16,7 @@ from frizzen.kernels.triton import experts as few
 from frizzen.kernels.triton import grouped as many
 from frizzen.kernels.triton.launch import Target, precision, round_up_power
 
-__all__ = ["FEW", "ManyTile", "MoeExperts", "Tile", "few_tiles", "many_tiles"]
+__all__ = ["FEW", "Layer", "ManyTile", "MoeExperts", "Tile", "few_tiles", "many_tiles"]
 
 FEW = 256
 """Most tokens that are served without sorting."""
@@ -44,7 +44,7 @@ class ManyTile(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Layer:
+class Layer:
     """One layer's weights."""
 
     w13: Tensor
@@ -73,7 +73,7 @@ class MoeExperts:
 
     def prepare(self, w13: Tensor, w2: Tensor, b13: Tensor | None, b2: Tensor | None) -> Experts:
         """Keeps the weights as they are."""
-        layer = _Layer(w13, w2, b13, b2)
+        layer = Layer(w13, w2, b13, b2)
 
         def run(x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
             tokens = len(x)
@@ -89,7 +89,7 @@ class MoeExperts:
 
     def one(
         self,
-        layer: _Layer,
+        layer: Layer,
         x: Tensor,
         weights: Tensor,
         ids: Tensor,
@@ -113,7 +113,7 @@ class MoeExperts:
         )  # fmt: skip
         return out
 
-    def few(self, layer: _Layer, x: Tensor, weights: Tensor, ids: Tensor, up: Tile, down: Tile) -> Tensor:
+    def few(self, layer: Layer, x: Tensor, weights: Tensor, ids: Tensor, up: Tile, down: Tile) -> Tensor:
         """Up to :data:`FEW` tokens."""
         H, I, k, tokens = self.hidden, self.intermediate, self.top_k, len(x)
         act = torch.empty(tokens * k, I, dtype=x.dtype, device=x.device)
@@ -137,7 +137,7 @@ class MoeExperts:
         return self._combine(partial, ids, tokens)
 
     def many(
-        self, layer: _Layer, x: Tensor, weights: Tensor, ids: Tensor, m: int, up: ManyTile, down: ManyTile
+        self, layer: Layer, x: Tensor, weights: Tensor, ids: Tensor, m: int, up: ManyTile, down: ManyTile
     ) -> Tensor:
         """Any number of tokens; ``m`` is the height of a tile."""
         H, I, k, tokens = self.hidden, self.intermediate, self.top_k, len(x)

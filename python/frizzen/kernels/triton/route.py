@@ -221,7 +221,7 @@ class Router:
                 COLUMNS=_COLUMNS,
                 TOP=round_up_power(k),
                 PRECISION=precision(weight.dtype),
-                num_warps=8 if tile > _TILE else 4,
+                num_warps=8 if tile > _TILE else 4 if tile > 1 else max(wide // 128, 1),
                 num_stages=3,
                 **self.target.options(),
             )

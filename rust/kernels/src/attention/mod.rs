@@ -128,7 +128,7 @@ impl<E: Element> Kernel for AttentionKernel<'_, E> {
             let (tile, head) = (self.job.tiles[task / heads], task % heads);
             // As many accumulators as the registers hold beside one word of each column vector.
             if const { S::LANES == 16 } {
-                tile::attend::<S, E, 6, 4>(s, &self.job, tile, head, state);
+                tile::attend::<S, E, 4, 4>(s, &self.job, tile, head, state);
             } else {
                 tile::attend::<S, E, 4, 2>(s, &self.job, tile, head, state);
             }

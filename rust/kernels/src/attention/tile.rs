@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use super::{Attention, CHUNK, QueryTile};
 use crate::buffer::Buffer;
-use crate::cache::Cache;
-use crate::dot::{Ahead, Left, Plain, dot, with_rows};
+use crate::cache::{Cache, CacheShape};
+use crate::dot::{LINE, Left, Next, Places, Plain, dot, with_rows};
 use crate::element::Element;
 use crate::math::exp;
 use crate::simd::Simd;
@@ -86,11 +86,8 @@ pub(super) fn attend<S: Simd, E: Element, const R: usize, const V: usize>(
     let keys = context.keys();
     for start in (keys.start / CHUNK * CHUNK..keys.end).step_by(CHUNK) {
         let chunk = start..keys.end.min(start + CHUNK);
-        let next = chunk.end..keys.end.min(chunk.end + CHUNK);
-        context.prefetch(s, &next, false);
         context.score::<S, R, V>(s, &chunk, state);
         context.soften(s, start, state);
-        context.prefetch(s, &next, true);
         context.accumulate::<S, R, V>(s, &chunk, state);
     }
     context.finish(s, job, state);
@@ -128,23 +125,35 @@ impl<E: Element> Context<'_, E> {
         state.rows.fill(Running { maximum: NO_MAXIMUM, sum: 0.0, correction: 1.0 });
     }
 
-    /// Asks for the keys or the values of a chunk. A decode row reads each of them once, from blocks all over memory,
-    /// too short for the hardware to see a pattern.
-    #[inline(always)]
-    fn prefetch<S: Simd>(&self, s: S, chunk: &Range<usize>, values: bool) {
-        let shape = self.cache.shape();
-        if self.rows() > PREFETCH_ROWS {
-            return;
-        }
-        let mut position = chunk.start;
-        while position < chunk.end {
-            let block = self.blocks[position / shape.block_size] as usize;
-            let at = if values { self.cache.values(block, self.head) } else { self.cache.keys(block, self.head) };
-            let bytes = shape.block_size * shape.head_dim * size_of::<E>();
-            for line in 0..bytes / 64 {
-                s.prefetch(at.cast::<u8>().wrapping_add(line * 64));
-            }
-            position = (position / shape.block_size + 1) * shape.block_size;
+    /// A decode row reads each key and value once, from blocks all over memory, in pieces too short for the hardware
+    /// to see a pattern.
+    fn places(&self) -> Places {
+        if self.rows() <= PREFETCH_ROWS { Places::All } else { Places::None }
+    }
+
+    /// The key at a position: that element of the block's first dimension.
+    fn key(&self, position: usize, head: usize) -> *const E {
+        let size = self.cache.shape().block_size;
+        self.cache.keys(self.blocks[position / size] as usize, head).wrapping_add(position % size)
+    }
+
+    /// The value at a position.
+    fn value(&self, position: usize, head: usize) -> *const E {
+        let CacheShape { block_size: size, head_dim, .. } = self.cache.shape();
+        self.cache
+            .values(self.blocks[position / size] as usize, head)
+            .wrapping_add(position % size * head_dim)
+    }
+
+    /// What is read one chunk after a position: of the same head, or of the next one, which is the next task.
+    fn after(&self, position: usize) -> (usize, usize) {
+        let (keys, next) = (self.keys(), position + CHUNK);
+        if next < keys.end {
+            (next, self.head)
+        } else if self.head + 1 < self.cache.shape().heads {
+            (keys.start / CHUNK * CHUNK + position % CHUNK, self.head + 1)
+        } else {
+            (position, self.head)
         }
     }
 
@@ -161,12 +170,13 @@ impl<E: Element> Context<'_, E> {
         let last = (chunk.end - 1) / S::LANES * S::LANES;
         for start in (chunk.start..chunk.end).step_by(V * S::LANES) {
             let mut right = Plain { at: [std::ptr::null(); V], stride: shape.block_size, rows: dim };
-            for (v, at) in right.at.iter_mut().enumerate() {
+            let mut next = Next { places: self.places(), ..Next::NONE };
+            for v in 0..V {
                 // Vectors past the end repeat the last one; the mask hides them.
                 let position = last.min(start + v * S::LANES);
-                let block = self.blocks[position / shape.block_size] as usize;
-                *at =
-                    self.cache.keys(block, self.head).wrapping_add(position % shape.block_size).cast_const();
+                right.at[v] = self.key(position, self.head);
+                let (position, head) = self.after(position);
+                next.at[v] = self.key(position, head).cast();
             }
             let pieces = rows.div_ceil(R);
             for piece in 0..pieces {
@@ -175,7 +185,7 @@ impl<E: Element> Context<'_, E> {
                 with_rows!(end - first, N <= R => {
                     let mut acc = [[s.splat(0.0); V]; N];
                     // SAFETY: `N` rows of `q`, and vectors of whole blocks, have `dim` elements each.
-                    unsafe { dot(s, dim / E::STEP, left, right, Ahead::NONE, &mut acc) };
+                    unsafe { dot(s, dim / E::STEP, left, right, next, &mut acc) };
                     for (n, acc) in acc.into_iter().enumerate() {
                         let at = (first + n) * CHUNK + start - chunk.start;
                         let scores = &mut state.scores[at..at + V * S::LANES];
@@ -265,17 +275,20 @@ impl<E: Element> Context<'_, E> {
         let weights = &state.weights[first * CHUNK..(first + N) * CHUNK];
         let mut position = chunk.start;
         while position < chunk.end {
-            let offset = position % shape.block_size;
-            let count = (shape.block_size - offset).min(chunk.end - position);
-            let block = self.blocks[position / shape.block_size] as usize;
-            let values = self.cache.values(block, self.head).wrapping_add(offset * dim + column).cast_const();
+            let count = (shape.block_size - position % shape.block_size).min(chunk.end - position);
+            let words = count.div_ceil(E::STEP);
+            let values = self.value(position, self.head).wrapping_add(column);
+            let (after, head) = self.after(position);
+            let after = self.value(after, head).cast::<u8>().wrapping_add(column / S::LANES * words * LINE);
             let mut right = Plain { at: [values; V], stride: dim, rows: count };
-            for (v, at) in right.at.iter_mut().enumerate() {
-                *at = values.wrapping_add(v * S::LANES);
+            let mut next = Next { places: self.places(), ..Next::NONE };
+            for v in 0..V {
+                right.at[v] = values.wrapping_add(v * S::LANES);
+                next.at[v] = after.wrapping_add(v * words * LINE);
             }
             let left = Left { at: weights[position - chunk.start..].as_ptr(), stride: CHUNK };
             // SAFETY: `N` rows of weights reach `CHUNK`; `count` rows of values are in the block.
-            unsafe { dot(s, count.div_ceil(E::STEP), left, right, Ahead::NONE, &mut acc) };
+            unsafe { dot(s, words, left, right, next, &mut acc) };
             position += count;
         }
         for (n, acc) in acc.into_iter().enumerate() {

@@ -71,7 +71,7 @@ fn silu_mul_matches_reference() {
 /// Reads a slot back by the layout that `cache` documents.
 fn slot<E: Element>(shape: CacheShape, data: &[E], slot: usize, head: usize) -> (Vec<f64>, Vec<f64>) {
     let (block, offset) = (slot / shape.block_size, slot % shape.block_size);
-    let start = |part| (block * 2 + part) * shape.heads + head;
+    let start = |part| (block * shape.heads + head) * 2 + part;
     let len = shape.head_dim * shape.block_size;
     let (keys, values) = (wide(&data[start(0) * len..][..len]), wide(&data[start(1) * len..][..len]));
     let key = (0..shape.head_dim).map(|d| keys[d * shape.block_size + offset]).collect();

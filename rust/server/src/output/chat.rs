@@ -9,10 +9,10 @@ use frizzen_core::TokenId;
 
 use crate::json;
 use crate::output::delta::{ChoiceDelta, Finish};
-use crate::output::dialect::{Dialect, Envelope, write_ids};
 use crate::output::logprobs;
 use crate::output::pieces::Pieces;
 use crate::output::usage::Usage;
+use crate::output::writer::{Envelope, Writer, write_ids};
 
 /// Writes chat completions.
 #[derive(Debug)]
@@ -69,7 +69,7 @@ impl Chat {
     }
 }
 
-impl Dialect for Chat {
+impl Writer for Chat {
     fn events(&mut self, delta: &ChoiceDelta, usage: &Usage, out: &mut Vec<u8>) {
         self.begin(delta.index, usage, out);
         let shows_tokens =

@@ -6,10 +6,10 @@ use frizzen_core::TokenId;
 
 use crate::json;
 use crate::output::delta::{ChoiceDelta, Finish};
-use crate::output::dialect::{Dialect, Envelope, write_ids};
 use crate::output::logprobs::{self, Offsets};
 use crate::output::pieces::Pieces;
 use crate::output::usage::Usage;
+use crate::output::writer::{Envelope, Writer, write_ids};
 
 /// Writes completions.
 #[derive(Debug)]
@@ -69,7 +69,7 @@ impl Completion {
     }
 }
 
-impl Dialect for Completion {
+impl Writer for Completion {
     fn events(&mut self, delta: &ChoiceDelta, usage: &Usage, out: &mut Vec<u8>) {
         let shows_tokens =
             !delta.tokens.is_empty() && (self.logprobs.is_some() || self.envelope.shown().token_ids);

@@ -1,7 +1,7 @@
 //! The samples of one request, merged: the engine's deltas go in, choices with text come out.
 //!
-//! Invariants: every delta's tokens are shown or counted nowhere; a choice ends exactly once; the first failure ends
-//! the whole request; dropping a generation aborts every sample that has not ended.
+//! Invariants: a token is counted when it is shown, so what a stop string cut off is neither; a choice ends exactly
+//! once; the first failure ends the whole request; dropping a generation aborts every sample that has not ended.
 
 use std::collections::VecDeque;
 use std::pin::pin;

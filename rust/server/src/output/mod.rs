@@ -2,21 +2,21 @@
 //!
 //! * [`generation`]: merges the samples of a request; tokens become text here.
 //! * [`delta`]: what became known about one choice. * [`usage`]: what is counted.
-//! * [`dialect`]: the seam; [`chat`] and [`completion`] write deltas as chunks, or the merged deltas as one answer.
+//! * [`writer`]: the seam; [`chat`] and [`completion`] write deltas as chunks, or the merged deltas as one answer.
 //! * [`pieces`], [`logprobs`]: tokens as text and bytes. * [`stream`]: the event stream.
 
 pub mod chat;
 pub mod completion;
 pub mod delta;
-pub mod dialect;
 pub mod generation;
 pub mod logprobs;
 pub mod pieces;
 pub mod stream;
 pub mod usage;
+pub mod writer;
 
 pub use delta::{ChoiceDelta, Echo, Finish, StopDetail};
-pub use dialect::{Dialect, Envelope};
 pub use generation::Generation;
 pub use pieces::Pieces;
 pub use usage::Usage;
+pub use writer::{Envelope, Writer};

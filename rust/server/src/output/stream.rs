@@ -1,7 +1,7 @@
 //! The event stream of an answer.
 //!
-//! Everything that is ready goes out in one piece. Nothing is sent before the first delta, so that an error until
-//! then can still be a status code; after [`EventStream::start`] waited long enough, a comment keeps proxies patient.
+//! Everything that is ready goes out in one piece. Nothing is sent before the first delta, so that an error until then
+//! can still be a status code; only if that takes too long the answer begins with a comment, for impatient proxies.
 //! Dropping the stream, wherever the client left, drops the generation and so aborts its samples.
 
 use std::convert::Infallible;
@@ -15,8 +15,8 @@ use futures_core::Stream;
 use tokio::time::{Instant, Sleep, sleep};
 
 use crate::error::ApiError;
-use crate::output::dialect::Dialect;
 use crate::output::generation::Generation;
+use crate::output::writer::Writer;
 
 const DONE: &[u8] = b"data: [DONE]\n\n";
 const COMMENT: &[u8] = b": ping\n\n";
@@ -27,7 +27,7 @@ const EVENT: usize = 384;
 pub struct EventStream {
     /// Gone once the last event was written.
     generation: Option<Generation>,
-    dialect: Box<dyn Dialect>,
+    writer: Box<dyn Writer>,
     out: Vec<u8>,
     /// Silence after which a comment is sent; zero is never.
     patience: Duration,
@@ -42,11 +42,11 @@ impl std::fmt::Debug for EventStream {
 }
 
 impl EventStream {
-    /// The events of `generation`, in the words of `dialect`.
-    pub fn new(generation: Generation, dialect: Box<dyn Dialect>, patience: Duration) -> Self {
+    /// The events of `generation`, in the words of `writer`.
+    pub fn new(generation: Generation, writer: Box<dyn Writer>, patience: Duration) -> Self {
         Self {
             generation: Some(generation),
-            dialect,
+            writer,
             out: Vec::new(),
             patience,
             last: Instant::now(),
@@ -81,14 +81,14 @@ impl EventStream {
                     if self.out.capacity() == 0 {
                         self.out.reserve(EVENT);
                     }
-                    self.dialect.events(&delta, &generation.usage(), &mut self.out);
+                    self.writer.events(&delta, &generation.usage(), &mut self.out);
                 }
                 Poll::Ready(Some(Err(error))) => {
                     self.generation = None;
                     return Poll::Ready(Err(error));
                 }
                 Poll::Ready(None) => {
-                    self.dialect.usage_event(&generation.usage(), &mut self.out);
+                    self.writer.usage_event(&generation.usage(), &mut self.out);
                     self.out.extend_from_slice(DONE);
                     self.generation = None;
                 }

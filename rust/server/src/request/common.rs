@@ -3,7 +3,7 @@
 use frizzen_core::{ParamLimits, SamplingParams};
 use serde_json::Value;
 
-use crate::error::ApiError;
+use crate::error::{ApiError, quoted};
 use crate::request::fields::Fields;
 
 /// Most samples of one prompt.
@@ -141,7 +141,7 @@ fn logit_bias(fields: &mut Fields, vocab: u32) -> Result<Vec<(u32, f32)>, ApiErr
     map.iter()
         .map(|(key, value)| {
             let id = key.parse().ok().filter(|id| *id < vocab).ok_or_else(|| {
-                let key = crate::error::quoted(key, 32);
+                let key = quoted(key, 32);
                 let message =
                     format!("logit_bias: {key} is not a token id below the vocabulary size {vocab}");
                 ApiError::invalid("logit_bias", message)
@@ -173,7 +173,7 @@ fn truncation_side(fields: &mut Fields) -> Result<TruncationSide, ApiError> {
         None | Some("left") => Ok(TruncationSide::Left),
         Some("right") => Ok(TruncationSide::Right),
         Some(other) => {
-            let other = crate::error::quoted(other, 32);
+            let other = quoted(other, 32);
             let message = format!("truncation_side must be 'left' or 'right', got {other}");
             Err(ApiError::invalid("truncation_side", message))
         }

@@ -3,7 +3,7 @@
 use frizzen_core::TokenId;
 use serde_json::Value;
 
-use crate::error::ApiError;
+use crate::error::{ApiError, shortened};
 use crate::request::common::{Common, Limits};
 use crate::request::fields::{self, Fields};
 
@@ -71,8 +71,9 @@ fn prompt(item: Value, vocab_size: u32) -> Result<Prompt, ApiError> {
         Value::Array(ids) if ids.is_empty() => Err(ApiError::invalid("prompt", "prompt must not be empty")),
         Value::Array(ids) => Ok(Prompt::Ids(fields::token_ids("prompt", &ids, vocab_size)?)),
         other => {
-            let other = crate::error::quoted(&other.to_string(), 64);
-            let message = format!("prompt must be text, token ids or a list of either, got {other}");
+            let text = other.to_string();
+            let message =
+                format!("prompt must be text, token ids or a list of either, got {}", shortened(&text, 64));
             Err(ApiError::invalid("prompt", message))
         }
     }

@@ -8,10 +8,10 @@ use axum::http::StatusCode;
 use frizzen_core::TokenId;
 use serde_json::{Map, Value};
 
-use crate::error::{ApiError, quoted};
+use crate::error::{ApiError, shortened};
 use crate::request::parity::{self, Dialect, Support};
 
-/// Most bytes of a value that an error message quotes.
+/// Most characters of a value that an error message repeats.
 const QUOTED: usize = 64;
 
 /// The JSON object of a body.
@@ -32,8 +32,7 @@ pub struct Unused {
 
 fn wrong(name: &'static str, wanted: &str, value: &Value) -> ApiError {
     let text = value.to_string();
-    let shown = quoted(&text, QUOTED);
-    ApiError::invalid(name, format!("{name} must be {wanted}, got {}", shown.trim_matches('\'')))
+    ApiError::invalid(name, format!("{name} must be {wanted}, got {}", shortened(&text, QUOTED)))
 }
 
 fn as_integer(value: &Value) -> Option<i128> {
@@ -58,8 +57,8 @@ impl Fields {
         match serde_json::from_slice(body) {
             Ok(Value::Object(map)) => Ok(Self { map, dialect: None }),
             Ok(other) => {
-                let shown = quoted(&other.to_string(), QUOTED);
-                let message = format!("the body must be a JSON object, got {}", shown.trim_matches('\''));
+                let text = other.to_string();
+                let message = format!("the body must be a JSON object, got {}", shortened(&text, QUOTED));
                 Err(ApiError::new(StatusCode::BAD_REQUEST, message))
             }
             Err(error) => {

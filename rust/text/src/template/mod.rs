@@ -4,9 +4,9 @@
 //! string methods. A golden corpus made with `transformers` is the test.
 //!
 //! Templates come with models and are not trusted to end: a render has a fuel limit (instructions), a recursion limit
-//! and an output limit, and each exceeded limit is an error of that request. The limits bound time, not every
-//! intermediate value: a template that doubles one string in a loop can still ask for much memory, so templates taken
-//! from *requests* should stay off unless the clients are trusted.
+//! and an output limit, and each exceeded limit is an error of that request. What one instruction costs is not bounded:
+//! a template that doubles a string, or puts a list into itself, again and again asks for much memory or time in few
+//! instructions. Templates taken from *requests* must therefore stay off unless the clients are trusted.
 
 mod content;
 mod filters;
@@ -113,11 +113,16 @@ impl ChatTemplate {
         })?;
         let mut template = Self { environment, default, tool_use, special_tokens };
         template.default.content = content::detect(&template, &template.default);
-        if let Some(variant) = &template.tool_use {
-            let content = content::detect(&template, variant);
-            template.tool_use = template.tool_use.map(|variant| Variant { content, ..variant });
+        if let Some(mut variant) = template.tool_use.take() {
+            variant.content = content::detect(&template, &variant);
+            template.tool_use = Some(variant);
         }
         Ok(template)
+    }
+
+    /// False if no template mentions tools: they would be dropped from the prompt in silence.
+    pub fn reads_tools(&self) -> bool {
+        self.tool_use.is_some() || self.default.source.contains("tools")
     }
 
     /// The prompt for `request`.

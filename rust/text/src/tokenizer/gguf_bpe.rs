@@ -15,6 +15,8 @@ use super::vocabulary::{Vocabulary, strings, unsupported};
 use super::{Encoder, Tokenizer};
 use crate::{Gguf, LoadError};
 
+/// GPT-2's word expression, for families that go on splitting after it.
+const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)";
 const DIGITS: &str = r"\p{N}";
 const DIGITS_1_TO_3: &str = r"\p{N}{1,3}";
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
@@ -109,9 +111,6 @@ impl PreTokenizer {
         Ok(Sequence::new(stages).into())
     }
 }
-
-/// GPT-2's word expression, for families that go on splitting after it.
-const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)";
 
 pub(super) fn build(gguf: &Gguf, vocabulary: Vocabulary) -> Result<Tokenizer, LoadError> {
     let name = gguf.string("tokenizer.ggml.pre").unwrap_or("default");

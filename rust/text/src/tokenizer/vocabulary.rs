@@ -34,7 +34,11 @@ impl Vocabulary {
     pub(super) fn read(gguf: &Gguf) -> Result<Self, LoadError> {
         let model = gguf.string("tokenizer.ggml.model");
         let model = model.ok_or_else(|| unsupported("GGUF file without tokenizer.ggml.model"))?.to_owned();
-        let tokens = strings(gguf, "tokenizer.ggml.tokens")?.to_vec();
+        let mut tokens = strings(gguf, "tokenizer.ggml.tokens")?.to_vec();
+        // Converters fill gaps with empty tokens; a name of their own keeps the others' ids where they are.
+        for (id, token) in tokens.iter_mut().enumerate().filter(|(_, token)| token.is_empty()) {
+            *token = format!("[EMPTY_{id}]");
+        }
         let mut seen = HashSet::with_capacity(tokens.len());
         if let Some(token) = tokens.iter().find(|token| !seen.insert(token.as_str())) {
             return Err(unsupported(format!("GGUF vocabulary in which {token:?} occurs twice")));

@@ -9,7 +9,7 @@ use crate::request::Shown;
 /// One dialect's way of writing deltas: as chunks of a stream, or merged as one answer.
 ///
 /// Both are made from the same deltas, so joined chunks and the whole answer cannot differ.
-pub trait Dialect: Send {
+pub trait Writer: Send {
     /// Appends the events of one delta; none if it shows nothing.
     fn events(&mut self, delta: &ChoiceDelta, usage: &Usage, out: &mut Vec<u8>);
 

@@ -1,0 +1,314 @@
+"""Whole steps of a synthetic mixture-of-experts decoder, made of the kernels that the plan picks, in one CUDA graph.
+
+Weights are random and routing is close to uniform; there is no engine and no sampling but the largest logit. Prints
+milliseconds per step beside the limit and the goal.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benches.gpu.shape import QWEN3_30B_A3B, MoeShape
+from benches.gpu.timing import DEVICE, capture, graph_seconds, write_results
+from frizzen.kernels.facts import Machine, detect_machine
+from frizzen.kernels.moe_ops import MOE_EXPERTS, MOE_ROUTE, Experts, Route
+from frizzen.kernels.ops import ATTENTION_PAGED, LINEAR, LM_HEAD, NORM_RMS, ROPE, KVCache, PagedAttentionKernel
+from frizzen.kernels.plan import Plan, PlanBuilder, default_registry
+from frizzen.step import StepContext
+
+__all__ = ["Model", "decode_context", "prefill_context"]
+
+BLOCK_SIZE = 16
+GOALS_MS = {"decode": {1: 2.1, 8: 7.3, 32: 14.5, 128: 16.5, 256: 18.5}, "prefill": {8192: 115.0}}
+"""What the project wants to reach for the default shape at context 129."""
+
+Map = Callable[[Tensor], Tensor]
+Norm = Callable[[Tensor, Tensor | None], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    input_norm: Norm
+    qkv: Map
+    rope: Callable[[Tensor, Tensor, Tensor, Tensor], None]
+    attend: Callable[[Tensor, Any], Tensor]
+    out: Map
+    mlp_norm: Norm
+    route: Route
+    experts: Experts
+
+
+class Model:
+    """The decoder: random weights, a cache of ``num_blocks`` blocks per layer."""
+
+    def __init__(
+        self, shape: MoeShape, machine: Machine, num_blocks: int, kernels: dict[str, str], layers: int | None = None
+    ) -> None:
+        self.shape = shape
+        self._builder = PlanBuilder(default_registry().restricted(kernels), machine)
+        self._num_blocks = num_blocks
+        # All layers may share one cache: a step of another layer reads other bytes in between, so nothing stays cached.
+        self.layers = [self._layer(index) for index in range(layers or shape.layers)]
+        self._norm = self._make_norm("norm", None)
+        self._embedding = _random(shape.vocabulary, shape.hidden, scale=1.0)
+        head = self._builder.resolve(
+            LM_HEAD,
+            torch.bfloat16,
+            site="lm_head",
+            in_features=shape.hidden,
+            out_features=shape.vocabulary,
+            bias=False,
+        )
+        self._head = head.prepare(_random(shape.vocabulary, shape.hidden), None)
+
+    @property
+    def plan(self) -> Plan:
+        """What serves it."""
+        return self._builder.plan()
+
+    def forward(self, ids: Tensor, step: StepContext, cos: Tensor, sin: Tensor, last: Tensor) -> Tensor:
+        """``ids [T]`` to the next ids of the tokens ``last [B]``."""
+        state = self.attention.begin(step)
+        residual = torch.nn.functional.embedding(ids, self._embedding)
+        x: Tensor | None = None
+        for layer in self.layers:
+            normed = layer.input_norm(residual, None) if x is None else layer.input_norm(x, residual)
+            qkv = layer.qkv(normed)
+            layer.rope(qkv, cos, sin, step.slots)
+            normed = layer.mlp_norm(layer.out(layer.attend(qkv, state)), residual)
+            weights, chosen = layer.route(normed, None)
+            x = layer.experts(normed, weights, chosen)
+        hidden = self._norm(x, residual) if x is not None else residual
+        if len(last) < len(ids):
+            hidden = hidden.index_select(0, last)
+        return self._head(hidden).argmax(-1)
+
+    def _layer(self, index: int) -> _Layer:
+        shape = self.shape
+        heads = {"heads": shape.heads, "kv_heads": shape.kv_heads, "head_dim": shape.head_dim}
+        self.attention: PagedAttentionKernel = self._builder.resolve(
+            ATTENTION_PAGED,
+            torch.bfloat16,
+            site="attention",
+            layer=index,
+            scale=shape.head_dim**-0.5,
+            window=0,
+            block_size=BLOCK_SIZE,
+            sinks=False,
+            **heads,
+        )
+        cache = self.attention.allocate(self._num_blocks, torch.device(DEVICE))
+        cache.data.normal_()
+        return _Layer(
+            self._make_norm("input_norm", index),
+            self._make_linear("qkv", index, shape.hidden, shape.qkv_features),
+            self._make_rope(index, cache, heads),
+            self.attention.prepare(cache),
+            self._make_linear("attention_out", index, shape.heads * shape.head_dim, shape.hidden),
+            self._make_norm("mlp_norm", index),
+            self._make_route(index),
+            self._make_experts(index),
+        )
+
+    def _make_norm(self, site: str, layer: int | None) -> Norm:
+        kernel = self._builder.resolve(NORM_RMS, torch.bfloat16, site=site, layer=layer, size=self.shape.hidden)
+        return kernel.prepare(1 + _random(self.shape.hidden, scale=0.1), 1e-6)
+
+    def _make_linear(self, site: str, layer: int, size_in: int, size_out: int) -> Map:
+        kernel = self._builder.resolve(
+            LINEAR, torch.bfloat16, site=site, layer=layer, in_features=size_in, out_features=size_out, bias=False
+        )
+        return kernel.prepare(_random(size_out, size_in), None)
+
+    def _make_rope(
+        self, layer: int, cache: KVCache, heads: dict[str, int]
+    ) -> Callable[[Tensor, Tensor, Tensor, Tensor], None]:
+        kernel = self._builder.resolve(
+            ROPE,
+            torch.bfloat16,
+            site="attention",
+            layer=layer,
+            rotary_dim=self.shape.head_dim,
+            qk_norm=True,
+            layout=self.attention.layout,
+            **heads,
+        )
+        norms = [1 + _random(self.shape.head_dim, scale=0.1) for _ in range(2)]
+        return kernel.prepare(cache, norms[0], norms[1], 1e-6)
+
+    def _make_route(self, layer: int) -> Route:
+        shape = self.shape
+        kernel = self._builder.resolve(
+            MOE_ROUTE,
+            torch.bfloat16,
+            site="router",
+            layer=layer,
+            hidden=shape.hidden,
+            experts=shape.experts,
+            top_k=shape.top_k,
+            scoring="softmax",
+            renormalize=True,
+            scaling=1.0,
+            groups=1,
+            top_groups=1,
+            bias=False,
+            correction=False,
+        )
+        return kernel.prepare(_random(shape.experts, shape.hidden), None, None)
+
+    def _make_experts(self, layer: int) -> Experts:
+        shape = self.shape
+        kernel = self._builder.resolve(
+            MOE_EXPERTS,
+            torch.bfloat16,
+            site="experts",
+            layer=layer,
+            hidden=shape.hidden,
+            intermediate=shape.intermediate,
+            experts=shape.experts,
+            top_k=shape.top_k,
+            bias=False,
+            clamp=0.0,
+            alpha=1.0,
+            beta=0.0,
+        )
+        w13 = _random(shape.experts, 2 * shape.intermediate, shape.hidden)
+        w2 = _random(shape.experts, shape.hidden, shape.intermediate)
+        return kernel.prepare(w13, w2, None, None)
+
+
+def _random(*size: int, scale: float | None = None) -> Tensor:
+    scale = size[-1] ** -0.5 if scale is None else scale
+    return torch.empty(size, dtype=torch.bfloat16, device=DEVICE).normal_(std=scale)
+
+
+def decode_context(rows: int, context: int, bound: int | None = None) -> StepContext:
+    """One token for each of ``rows`` rows of the same length; ``bound`` is the longest that a captured graph must serve."""
+    blocks = -(-max(context, bound or 0) // BLOCK_SIZE)
+    table = (torch.randperm(rows * blocks, device=DEVICE) + 1).int().view(rows, blocks)
+    positions = torch.full((rows,), context - 1, dtype=torch.int64, device=DEVICE)
+    block, offset = (context - 1) // BLOCK_SIZE, (context - 1) % BLOCK_SIZE
+    return StepContext(
+        positions=positions,
+        slots=table[:, block].long() * BLOCK_SIZE + offset,
+        query_start=torch.arange(rows + 1, dtype=torch.int32, device=DEVICE),
+        seq_lens=torch.full((rows,), context, dtype=torch.int32, device=DEVICE),
+        block_table=table,
+        num_rows=rows,
+        num_single=rows,
+        num_tokens=rows,
+        max_query=1,
+        max_context=max(context, bound or 0),
+    )
+
+
+def prefill_context(tokens: int) -> StepContext:
+    """One prompt in one chunk."""
+    blocks = -(-tokens // BLOCK_SIZE)
+    table = (torch.randperm(blocks, device=DEVICE) + 1).int().view(1, blocks)
+    positions = torch.arange(tokens, device=DEVICE)
+    return StepContext(
+        positions=positions,
+        slots=table[0].long()[positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE,
+        query_start=torch.tensor([0, tokens], dtype=torch.int32, device=DEVICE),
+        seq_lens=torch.tensor([tokens], dtype=torch.int32, device=DEVICE),
+        block_table=table,
+        num_rows=1,
+        num_single=0,
+        num_tokens=tokens,
+        max_query=tokens,
+        max_context=tokens,
+    )
+
+
+def step_work(model: Model, step: StepContext) -> Callable[[], Tensor]:
+    """A step with fixed inputs."""
+    shape, device = model.shape, DEVICE
+    ids = torch.randint(0, shape.vocabulary, (step.num_tokens,), device=device)
+    exponent = torch.arange(shape.head_dim // 2, device=device) * (2 / shape.head_dim)
+    angle = step.positions.unsqueeze(1) * 1e6**-exponent
+    cos, sin = angle.cos().float(), angle.sin().float()
+    last = step.query_start[1:].long() - 1
+    return lambda: model.forward(ids, step, cos, sin, last)
+
+
+def profile(work: Callable[[], Tensor], steps: int = 5) -> list[tuple[str, float, float]]:
+    """Per kernel of a step: its name, microseconds per step, launches per step; the longest first.
+
+    Kernels overlap where launches are dependent, so the sum can exceed the step.
+    """
+    graph = capture([work])
+    graph.replay()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as trace:
+        for _ in range(steps):
+            graph.replay()
+        torch.cuda.synchronize()
+    rows = [
+        (event.key, event.self_device_time_total / steps, event.count / steps)
+        for event in trace.key_averages()
+        if event.self_device_time_total
+    ]
+    return sorted(rows, key=lambda row: -row[1])
+
+
+def measure(
+    model: Model, phase: str, size: int, context: int, bound: int | None, *, profiled: bool
+) -> dict[str, object]:
+    """One row of the table."""
+    shape = model.shape
+    scale = len(model.layers) / shape.layers
+    step = decode_context(size, context, bound) if phase == "decode" else prefill_context(size)
+    work = step_work(model, step)
+    limit = shape.decode_seconds(size, context) if phase == "decode" else shape.prefill_seconds(size)
+    seconds = graph_seconds([work], replays=20 if phase == "decode" else 5)
+    if profiled:
+        for name, microseconds, launches in profile(work):
+            print(f"    {microseconds:10.1f} us {launches:6.0f} x  {name[:90]}")
+    return {
+        "phase": phase,
+        "rows" if phase == "decode" else "tokens": size,
+        "context": context,
+        "layers": len(model.layers),
+        "ms": round(seconds * 1e3, 3),
+        "limit_ms": round(limit * 1e3 * scale, 3),
+        "of_limit": round(limit * scale / seconds, 3),
+        "goal_ms": GOALS_MS[phase].get(size) if scale == 1 and context <= 129 else None,
+    }
+
+
+def main() -> None:
+    """Prints the table and writes it down."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, nargs="*", default=[1, 8, 32, 128, 256])
+    parser.add_argument("--context", type=int, default=129)
+    parser.add_argument("--bound", type=int, help="longest context that the graph must serve; default: --context")
+    parser.add_argument("--prefill", type=int, nargs="*", default=[8192])
+    parser.add_argument("--layers", type=int, help="fewer layers than the model has; limits are scaled")
+    parser.add_argument("--kernel", action="append", default=[], metavar="OP=NAME", help="use this candidate alone")
+    parser.add_argument("--profile", action="store_true", help="also print the time of every kernel")
+    parser.add_argument("--out", type=Path, default=Path("benches/results/gpu/step.json"))
+    arguments = parser.parse_args()
+    reach = max(arguments.context, arguments.bound or 0)
+    blocks = max([rows * -(-reach // BLOCK_SIZE) for rows in arguments.rows] + [t // BLOCK_SIZE for t in arguments.prefill])
+    kernels = dict(entry.split("=", 1) for entry in arguments.kernel)
+    with torch.inference_mode():
+        model = Model(QWEN3_30B_A3B, detect_machine(DEVICE), blocks + 2, kernels, arguments.layers)
+        print(model.plan.table(), flush=True)
+        cases = [("decode", rows, arguments.context) for rows in arguments.rows]
+        cases += [("prefill", tokens, tokens) for tokens in arguments.prefill]
+        results = []
+        for phase, size, context in cases:
+            results.append(measure(model, phase, size, context, arguments.bound, profiled=arguments.profile))
+            print("  ".join(f"{key}={value}" for key, value in results[-1].items()), flush=True)
+    write_results(arguments.out, results)
+
+
+if __name__ == "__main__":
+    main()

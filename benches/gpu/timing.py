@@ -1,0 +1,69 @@
+"""Times work on the GPU as a captured graph runs it, and writes results down."""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+
+import torch
+
+__all__ = ["DEVICE", "capture", "graph_seconds", "write_results"]
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+"""Where the benchmarks make their tensors; on a CPU nothing is timed, but all of it can be run once."""
+
+Work = Callable[[], object]
+
+
+def capture(work: Sequence[Work], warm_up: int = 1) -> torch.cuda.CUDAGraph:
+    """One graph of all of ``work``, run before so that nothing is compiled or initialised during the capture."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(warm_up):
+            for call in work:
+                call()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in work:
+            call()
+    return graph
+
+
+def graph_seconds(work: Sequence[Work], replays: int = 15) -> float:
+    """Median time of one replay of all of ``work``, divided by their number.
+
+    Give as many calls as it takes that their data exceeds the L2 cache (60 MB on an H200).
+    """
+    graph = capture(work)
+    graph.replay()
+    times = []
+    for _ in range(replays):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) / 1e3)
+    graph.reset()
+    return median(times) / len(work)
+
+
+def write_results(path: Path, rows: Sequence[dict[str, object]]) -> None:
+    """Writes ``rows`` with the machine and the command that made them."""
+    import triton
+
+    machine = {
+        "gpu": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "python": platform.python_version(),
+    }
+    command = f"python -m {sys.modules['__main__'].__spec__.name} {' '.join(sys.argv[1:])}".strip()  # type: ignore[union-attr]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"command": command, "machine": machine, "results": list(rows)}, indent=1) + "\n")

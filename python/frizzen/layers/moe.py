@@ -1,0 +1,194 @@
+"""A mixture of experts: route, dispatch, experts, combine; and the experts that every token visits.
+
+The router applies the scaling factor, ``moe.experts`` the weights of a token's experts; nothing else does.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from frizzen.kernels.moe_ops import MOE_EXPERTS, MOE_ROUTE, Experts, Route
+from frizzen.kernels.sparsemixer import MOE_ROUTE_SPARSEMIXER
+from frizzen.layers.build import BuildContext
+from frizzen.layers.mlp import GatedMlp
+from frizzen.models.config import MoeConfig
+
+__all__ = ["Dispatched", "Exchange", "ExpertLoad", "LocalExchange", "MoeLayer", "SharedExperts"]
+
+
+class Dispatched(NamedTuple):
+    """The tokens whose experts are on this device."""
+
+    x: Tensor
+    """``[R, H]``."""
+    weights: Tensor
+    """``[R, k]`` float32."""
+    ids: Tensor
+    """``[R, k]`` int32, -1 for an expert that is elsewhere."""
+
+
+class Exchange(Protocol):
+    """Brings tokens to the devices of their experts and sums what comes back."""
+
+    def dispatch(self, x: Tensor, weights: Tensor, ids: Tensor) -> Dispatched:
+        """``x [T, H]``, ``weights`` and ``ids [T, k]`` of this device's tokens."""
+
+    def combine(self, y: Tensor, dispatched: Dispatched) -> Tensor:
+        """``y [R, H]`` of the dispatched tokens -> ``[T, H]``, a tensor that the caller may change."""
+
+
+class LocalExchange:
+    """All experts are on this device."""
+
+    def dispatch(self, x: Tensor, weights: Tensor, ids: Tensor) -> Dispatched:
+        """Everything stays where it is."""
+        return Dispatched(x, weights, ids)
+
+    def combine(self, y: Tensor, dispatched: Dispatched) -> Tensor:
+        """Everything is where it belongs."""
+        return y
+
+
+class ExpertLoad:
+    """Tokens per logical expert and layer since the model was loaded.
+
+    A layer only keeps its ids; the last one of a step counts those of all layers, so that counting takes a
+    few launches a step and not a few a layer. Nothing waits for the device.
+    """
+
+    def __init__(self, layers: frozenset[int], num_experts: int, device: torch.device) -> None:
+        self.layers = tuple(sorted(layers))
+        """The layers that have experts, in order: the rows of :meth:`read`."""
+        self._last = max(layers)
+        # The column behind the last expert takes the id -1.
+        columns = num_experts + 1
+        self._counts = torch.zeros(len(layers), columns, dtype=torch.int64, device=device)
+        self._rows = torch.arange(len(layers), device=device).view(-1, 1) * columns
+        self._one = torch.ones((), dtype=torch.int64, device=device)
+        self._ids: list[Tensor] = []
+
+    def add(self, layer: int, ids: Tensor) -> None:
+        """``ids [T, k]`` of one layer; layers come in their order, every one in every step."""
+        if layer == self.layers[0]:
+            self._ids.clear()
+        self._ids.append(ids)
+        if layer != self._last:
+            return
+        columns = self._counts.shape[1]
+        places = torch.stack(self._ids).flatten(1).remainder(columns) + self._rows
+        self._counts.view(-1).scatter_add_(0, places.flatten(), self._one.expand(places.numel()))
+        self._ids.clear()
+
+    @torch.inference_mode()
+    def read(self) -> Tensor:
+        """``[layers, experts]`` int64 on the CPU; waits for the steps that were submitted before."""
+        return self._counts[:, :-1].cpu()
+
+
+class SharedExperts:
+    """The experts that every token visits, as one network; with a gate, a sigmoid per token weighs them."""
+
+    def __init__(self, context: BuildContext, *, gate: bool) -> None:
+        self._mlp = GatedMlp(context, bias=False, name="shared", site="shared_")
+        self._gate = context.linear("shared_gate", "shared_gate", bias=False) if gate else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[T, H]`` -> ``[T, H]``."""
+        y = self._mlp.forward(x)
+        return y if self._gate is None else y.mul_(torch.sigmoid(self._gate(x)))
+
+
+class MoeLayer:
+    """The feed-forward half of a layer whose network is a mixture of experts."""
+
+    def __init__(
+        self,
+        context: BuildContext,
+        config: MoeConfig,
+        load: ExpertLoad,
+        exchange: Exchange | None = None,
+    ) -> None:
+        if context.layer is None:
+            raise ValueError("a mixture of experts stands in a layer")
+        self._layer = context.layer
+        self._load = load
+        self._exchange = exchange or LocalExchange()
+        self._route = _router(context, config)
+        self._experts = _experts(context, config)
+        self.shared = SharedExperts(context, gate=config.shared_gate) if config.shared_size else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[T, H]`` -> ``[T, H]``."""
+        weights, ids = self._route(x, None)
+        self._load.add(self._layer, ids)
+        dispatched = self._exchange.dispatch(x, weights, ids)
+        out = self._exchange.combine(self._experts(*dispatched), dispatched)
+        return out if self.shared is None else out.add_(self.shared.forward(x))
+
+
+def _router(context: BuildContext, config: MoeConfig) -> Route:
+    weight = context.take("router.weight", dtype=torch.float32 if config.router_float32 else None)
+    experts, hidden = weight.shape
+    if config.jitter is not None:
+        mixer = context.plan.resolve(
+            MOE_ROUTE_SPARSEMIXER,
+            context.dtype,
+            site="router",
+            layer=context.layer,
+            hidden=hidden,
+            experts=experts,
+            jitter=config.jitter,
+        )
+        return mixer.prepare(weight)
+    kernel = context.plan.resolve(
+        MOE_ROUTE,
+        context.dtype,
+        site="router",
+        layer=context.layer,
+        hidden=hidden,
+        experts=experts,
+        top_k=config.top_k,
+        scoring=config.scoring,
+        renormalize=config.renormalize,
+        scaling=config.scaling,
+        groups=config.groups,
+        top_groups=config.top_groups,
+        bias=config.router_bias,
+        correction=config.correction,
+    )
+    return kernel.prepare(
+        weight,
+        context.take("router.bias") if config.router_bias else None,
+        context.take("router.correction", dtype=torch.float32) if config.correction else None,
+    )
+
+
+def _experts(context: BuildContext, config: MoeConfig) -> Experts:
+    """The weights are read straight into their stacks, whose rows are the parameters one below the other."""
+    count, inner = config.num_experts, config.intermediate_size
+
+    def stack(kind: str, *parts: str) -> Tensor:
+        names = (f"experts.{expert}.{part}.{kind}" for expert in range(count) for part in parts)
+        return torch.unflatten(context.take(*names), 0, (count, -1))
+
+    w13, w2 = stack("weight", "gate", "up"), stack("weight", "down")
+    kernel = context.plan.resolve(
+        MOE_EXPERTS,
+        context.dtype,
+        site="experts",
+        layer=context.layer,
+        hidden=w2.shape[1],
+        intermediate=inner,
+        experts=count,
+        top_k=config.top_k,
+        bias=config.expert_bias,
+        clamp=config.clamp,
+        alpha=config.alpha,
+        beta=config.beta,
+    )
+    if not config.expert_bias:
+        return kernel.prepare(w13, w2, None, None)
+    return kernel.prepare(w13, w2, stack("bias", "gate", "up"), stack("bias", "down"))
