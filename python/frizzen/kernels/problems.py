@@ -24,6 +24,7 @@ from frizzen.kernels.ops import (
     LINEAR_SILU_MUL,
     LM_HEAD,
     LM_HEAD_TIED,
+    NORM_LAYER,
     NORM_RMS,
     ROPE,
 )
@@ -38,6 +39,7 @@ OPS: tuple[Op[Any], ...] = (
     LM_HEAD,
     LM_HEAD_TIED,
     NORM_RMS,
+    NORM_LAYER,
     ROPE,
     ATTENTION_PAGED,
     *moe_problems.OPS,
@@ -79,12 +81,13 @@ def _linear(tokens: int, halves: int = 1) -> Run:
     return run
 
 
-def _norm(tokens: int) -> Run:
+def _norm(tokens: int, constants: int = 1) -> Run:
     def run(kernel: Any, facts: Facts, inputs: Inputs) -> dict[str, Tensor]:
         size = facts.size("size")
-        norm = kernel.prepare(inputs.normal(size), 1e-5)
+        norm = kernel.prepare(*(inputs.normal(size) for _ in range(constants)), 1e-5)
         x, residual = inputs.normal(tokens, size), inputs.normal(tokens, size)
-        return {"plain": norm(x.clone(), None), "added": norm(x, residual), "residual": residual}
+        apart = norm(inputs.normal(tokens, size + 3)[:, 3:], None)
+        return {"plain": norm(x.clone(), None), "apart": apart, "added": norm(x, residual), "residual": residual}
 
     return run
 
@@ -164,7 +167,8 @@ def _attention(*rows: tuple[int, int]) -> Run:
             cache.k[block, position % block_size] = inputs.normal(context, kv_heads, dim)
             cache.v[block, position % block_size] = inputs.normal(context, kv_heads, dim)
         qkv = inputs.normal(step.num_tokens, (heads + 2 * kv_heads) * dim)
-        return {"out": kernel.prepare(cache)(qkv, kernel.begin(step))}
+        sinks = (inputs.normal(heads),) if facts["sinks"] else ()
+        return {"out": kernel.prepare(cache, *sinks)(qkv, kernel.begin(step))}
 
     return run
 
@@ -174,6 +178,7 @@ def _runs(op: str) -> Iterator[tuple[str, Run]]:
         LINEAR.name: _linear,
         LM_HEAD.name: _linear,
         NORM_RMS.name: _norm,
+        NORM_LAYER.name: partial(_norm, constants=2),
         LINEAR_SILU_MUL.name: partial(_linear, halves=2),
         LM_HEAD_TIED.name: _tied_head,
         ROPE.name: _rope,
@@ -206,6 +211,7 @@ SHAPES: Mapping[str, tuple[Mapping[str, ShapeValue], ...]] = {
         {"in_features": 40, "out_features": 65, "bias": True},
     ),
     NORM_RMS.name: ({"size": 576}, {"size": 64}, {"size": 37}),
+    NORM_LAYER.name: ({"size": 576}, {"size": 37}),
     LINEAR_SILU_MUL.name: (
         {"in_features": 576, "out_features": 1536, "bias": False},
         {"in_features": 67, "out_features": 37, "bias": True},

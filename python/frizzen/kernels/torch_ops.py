@@ -17,6 +17,7 @@ from frizzen.kernels.facts import Facts
 from frizzen.kernels.kv_layout import allocate
 from frizzen.kernels.ops import ATTENTION_PAGED, LINEAR, LINEAR_SILU_MUL, LM_HEAD, LM_HEAD_TIED, ROPE, KVCache
 from frizzen.kernels.plan import Candidate, Reason
+from frizzen.kernels.torch_paging import LongRow, Paging, Rows, SingleRows
 from frizzen.step import StepContext
 
 __all__ = ["CANDIDATES", "embedding", "silu_mul"]
@@ -90,37 +91,6 @@ class _Rope:
 
 
 @dataclass(frozen=True, slots=True)
-class _SingleRows:
-    """The rows of one token, as one batch padded to the longest context among them."""
-
-    count: int
-    blocks: Tensor
-    """``[count * blocks]``, the block table in one line."""
-    stale: Tensor
-    """Gathered positions past their row's context. They are zeroed: a NaN there would survive the mask."""
-    mask: Tensor
-    """``[count, 1, 1, positions]``, 0 or -inf."""
-
-
-@dataclass(frozen=True, slots=True)
-class _LongRow:
-    """A row of several tokens."""
-
-    first: int
-    last: int
-    context: int
-    blocks: Tensor
-    mask: Tensor | None
-    """``[tokens, context]``, or None where plain causality from position 0 says it all."""
-
-
-@dataclass(frozen=True, slots=True)
-class _State:
-    single: _SingleRows | None
-    long: tuple[_LongRow, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class _SdpaAttention:
     """Gathers the context by the block table and leaves the rest to ``scaled_dot_product_attention``."""
 
@@ -142,64 +112,21 @@ class _SdpaAttention:
             self.layout, num_blocks, self.block_size, self.kv_heads, self.head_dim, self.dtype, device
         )
 
-    def begin(self, step: StepContext) -> _State:
-        starts, contexts = step.query_start.tolist(), step.seq_lens.tolist()
-        long = tuple(
-            self._long_row(step, row, starts[row], starts[row + 1], contexts[row])
-            for row in range(step.num_single, step.num_rows)
-        )
-        return _State(self._single_rows(step, max(contexts[: step.num_single], default=0)), long)
+    def begin(self, step: StepContext) -> Rows:
+        return Paging(self.block_size, self.window, self.dtype, masked=self.sinks).rows(step)
 
-    def _single_rows(self, step: StepContext, longest: int) -> _SingleRows | None:
-        count = step.num_single
-        if count == 0:
-            return None
-        blocks = step.block_table[:count, : -(-longest // self.block_size)].long()
-        position = torch.arange(blocks.shape[1] * self.block_size, device=blocks.device)
-        context = step.seq_lens[:count].unsqueeze(1)
-        stale = position >= context
-        hidden = stale | (position < context - self.window) if self.window else stale
-        mask = torch.zeros(hidden.shape, dtype=self.dtype, device=blocks.device).masked_fill_(
-            hidden, -torch.inf
-        )
-        return _SingleRows(count, blocks.flatten(), stale.flatten().nonzero().squeeze(1), mask[:, None, None])
-
-    def _long_row(self, step: StepContext, row: int, first: int, last: int, context: int) -> _LongRow:
-        blocks = step.block_table[row, : -(-context // self.block_size)].long()
-        tokens, mask = last - first, None
-        if self.sinks or tokens < context or 0 < self.window < context:
-            query = torch.arange(context - tokens, context, device=blocks.device).unsqueeze(1)
-            key = torch.arange(context, device=blocks.device)
-            hidden = key > query
-            if self.window:
-                hidden |= key <= query - self.window
-            mask = torch.zeros(tokens, context, dtype=self.dtype, device=blocks.device)
-            mask.masked_fill_(hidden, -torch.inf)
-        return _LongRow(first, last, context, blocks, mask)
-
-    def prepare(self, cache: KVCache, sinks: Tensor | None = None) -> Callable[[Tensor, _State], Tensor]:
-        def attend(qkv: Tensor, state: _State) -> Tensor:
-            queries = qkv[:, : self.heads * self.head_dim]
-            if state.single is not None:
-                single = self._attend_single(queries[: state.single.count], cache.data, state.single, sinks)
-                if not state.long:
-                    return single
-            out = queries.new_empty(queries.shape)
-            if state.single is not None:
-                out[: state.single.count] = single
-            for row in state.long:
-                tokens = slice(row.first, row.last)
-                out[tokens] = self._attend_long(queries[tokens], cache.data, row, sinks)
-            return out
+    def prepare(self, cache: KVCache, sinks: Tensor | None = None) -> Callable[[Tensor, Rows], Tensor]:
+        def attend(qkv: Tensor, rows: Rows) -> Tensor:
+            return rows.attend(
+                qkv[:, : self.heads * self.head_dim],
+                lambda queries, single: self._attend_single(queries, cache.data, single, sinks),
+                lambda queries, row: self._attend_long(queries, cache.data, row, sinks),
+            )
 
         return attend
 
-    def _attend_single(
-        self, queries: Tensor, data: Tensor, rows: _SingleRows, sinks: Tensor | None
-    ) -> Tensor:
-        gathered = data.index_select(0, rows.blocks).view(-1, 2, self.kv_heads, self.head_dim)
-        gathered.index_fill_(0, rows.stale, 0)
-        kv = gathered.view(rows.count, -1, 2, self.kv_heads, self.head_dim).permute(2, 0, 3, 1, 4)
+    def _attend_single(self, queries: Tensor, data: Tensor, rows: SingleRows, sinks: Tensor | None) -> Tensor:
+        kv = rows.gather(data).permute(2, 0, 3, 1, 4)
         # Query heads that share a key-value head stand where tokens would: no key is copied for each of them.
         q = queries.view(rows.count, self.kv_heads, -1, self.head_dim)
         if sinks is not None:
@@ -210,9 +137,8 @@ class _SdpaAttention:
             )
         return out.reshape(queries.shape)
 
-    def _attend_long(self, queries: Tensor, data: Tensor, row: _LongRow, sinks: Tensor | None) -> Tensor:
-        gathered = data.index_select(0, row.blocks).flatten(0, 1)[: row.context]
-        kv = gathered.permute(1, 2, 0, 3).unsqueeze(1)
+    def _attend_long(self, queries: Tensor, data: Tensor, row: LongRow, sinks: Tensor | None) -> Tensor:
+        kv = row.gather(data).permute(1, 2, 0, 3).unsqueeze(1)
         q = torch.unflatten(queries, 1, (self.heads, self.head_dim)).transpose(0, 1).unsqueeze(0)
         if sinks is not None:
             out = self._with_sinks(q, kv, row.mask, sinks.unsqueeze(1))

@@ -79,7 +79,7 @@ def per_expert(pattern: str, gate: str, up: str, down: str) -> ExpertSource:
 
 
 def fused(gate_up: str, down: str) -> ExpertSource:
-    """A tensor for all experts: ``gate_up [E, 2 * I, H]`` with the gate's rows first, and ``down [E, H, I]``."""
+    """A tensor for all experts: ``gate_up [E, 2 * I, H]``, the gate's rows first, and ``down [E, H, I]``."""
 
     def source(part: ExpertPart) -> Source:
         count, hidden, inner = part.experts, part.hidden, part.inner
@@ -157,7 +157,7 @@ def _viewed(shape: tuple[int, ...], tensor: Tensor) -> Tensor:
 
 
 def sparse_layers(raw: HfConfig) -> frozenset[int]:
-    """The layers that ``decoder_sparse_step`` and ``mlp_only_layers`` of the Qwen families leave to experts."""
+    """The layers that ``decoder_sparse_step`` and ``mlp_only_layers`` leave to experts."""
     step, dense_layers = raw.integer("decoder_sparse_step", 1), raw.values.get("mlp_only_layers") or []
     if step < 1:
         raise UnsupportedModelError(f"{raw.path}: decoder_sparse_step is {step}, expected at least 1")

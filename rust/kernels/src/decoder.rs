@@ -45,6 +45,8 @@ pub struct Layer<'a, E> {
     pub cache: Cache<'a, E>,
     /// See [`Attention::window`].
     pub window: usize,
+    /// See [`Attention::sinks`].
+    pub sinks: Option<&'a [E]>,
 }
 
 /// What all layers of a step share.
@@ -124,6 +126,7 @@ fn attend<E: Element>(level: Level, team: Team<'_>, layer: &Layer<'_, E>, step: 
         tiles: step.tiles,
         scale: step.scale,
         window: layer.window,
+        sinks: layer.sinks,
         out: step.attended,
     };
     attention(level, team, &job);

@@ -33,7 +33,7 @@ pub use cache::{Cache, CacheShape, MAX_HEAD_DIM};
 pub use decoder::{DecoderStep, Layer, decode};
 pub use element::{Bf16, Element};
 pub use linear::{GatedLinear, Linear, Output, gated_linear, linear};
-pub use norm::{RmsNorm, rms_norm, silu_mul};
+pub use norm::{RmsNorm, rms_norm};
 pub use packed::{Packed, PackedShape, embed, pack};
 pub use parallel::{Executor, Team};
 pub use rope::{Rope, rope};

@@ -31,6 +31,12 @@ pub(crate) fn exp<S: Simd>(s: S, x: S::F32) -> S::F32 {
     s.zero_below(s.add_exponent(p, shifted), x, low)
 }
 
+/// [`exp`] of one number.
+#[inline(always)]
+pub(crate) fn exp_one<S: Simd>(s: S, x: f32) -> f32 {
+    s.largest(exp(s, s.splat(x)))
+}
+
 /// `x / (1 + exp(-x))`. Not a number stays one.
 #[inline(always)]
 pub(crate) fn silu<S: Simd>(s: S, x: S::F32) -> S::F32 {

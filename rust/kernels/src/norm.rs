@@ -1,7 +1,6 @@
-//! RMS norm and the gated activation: what stands between the products of a layer.
+//! RMS norm, with the residual stream it is taken of.
 
 use crate::element::{Element, load_part, store_part};
-use crate::math::silu;
 use crate::parallel::Team;
 use crate::rows::{Rows, RowsMut};
 use crate::simd::{Kernel, Level, Simd};
@@ -104,42 +103,5 @@ fn norm_row<S: Simd, E: Element>(s: S, y: &[E], weight: &[E], eps: f32, out: &mu
     let scale = s.splat(inverse_rms(s, y, eps));
     for ((out, y), weight) in out.chunks_mut(S::LANES).zip(y.chunks(S::LANES)).zip(weight.chunks(S::LANES)) {
         store_part(s, s.mul(s.mul(load_part(s, y), scale), load_part(s, weight)), out);
-    }
-}
-
-/// `out = silu(gate) * up` of `x = [gate, up]`, `[T, 2I]` to `[T, I]`.
-///
-/// # Panics
-/// If the shapes differ.
-pub fn silu_mul<E: Element>(level: Level, team: Team<'_>, x: Rows<'_, E>, out: RowsMut<'_, E>) {
-    assert_eq!((x.rows(), x.cols()), (out.rows(), 2 * out.cols()));
-    level.dispatch(SiluMulKernel { team, x, out });
-}
-
-struct SiluMulKernel<'a, E> {
-    team: Team<'a>,
-    x: Rows<'a, E>,
-    out: RowsMut<'a, E>,
-}
-
-impl<E: Element> Kernel for SiluMulKernel<'_, E> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        let (rows, per_task) = grouped(self.out.rows(), self.out.cols());
-        for task in self.team.tasks(rows.div_ceil(per_task)) {
-            for t in task * per_task..rows.min((task + 1) * per_task) {
-                let (gate, up) = self.x.row(t).split_at(self.out.cols());
-                // SAFETY: one task per row.
-                let out = unsafe { self.out.row(t) };
-                for ((out, gate), up) in
-                    out.chunks_mut(S::LANES).zip(gate.chunks(S::LANES)).zip(up.chunks(S::LANES))
-                {
-                    store_part(s, s.mul(silu(s, load_part(s, gate)), load_part(s, up)), out);
-                }
-            }
-        }
-        self.team.barrier();
     }
 }

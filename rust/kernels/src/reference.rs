@@ -33,12 +33,18 @@ pub(crate) fn rotate(x: &[f64], cos: &[f64], sin: &[f64]) -> Vec<f64> {
     out
 }
 
-/// One query over the keys and values of the positions that it sees, `[positions, dim]`.
-pub(crate) fn attend(q: &[f64], keys: &[Vec<f64>], values: &[Vec<f64>], scale: f64) -> Vec<f64> {
+/// One query over the keys and values of the positions that it sees, `[positions, dim]`, beside a sink.
+pub(crate) fn attend(
+    q: &[f64],
+    keys: &[Vec<f64>],
+    values: &[Vec<f64>],
+    scale: f64,
+    sink: Option<f64>,
+) -> Vec<f64> {
     let scores: Vec<f64> =
         keys.iter().map(|key| scale * q.iter().zip(key).map(|(q, k)| q * k).sum::<f64>()).collect();
     let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let weights: Vec<f64> = scores.iter().map(|score| (score - largest).exp()).collect();
-    let sum: f64 = weights.iter().sum();
+    let sum = weights.iter().sum::<f64>() + sink.map_or(0.0, |sink| (sink - largest).exp());
     (0..q.len()).map(|d| weights.iter().zip(values).map(|(w, v)| w / sum * v[d]).sum()).collect()
 }

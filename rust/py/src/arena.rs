@@ -7,6 +7,9 @@ use frizzen_engine::arena::{ArenaLayout, ArenaLimits};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
+/// Name, dtype name, shape (a tuple) and byte offset.
+type SectionTuple<'py> = (&'static str, &'static str, Bound<'py, PyAny>, usize);
+
 /// Where every array of a step lies; computed from a worker's sizes.
 #[pyclass(name = "ArenaLayout", module = "frizzen._core", frozen)]
 #[derive(Debug)]
@@ -39,8 +42,8 @@ impl PyArenaLayout {
     /// The layout for a worker whose `info` this is, as JSON.
     #[staticmethod]
     fn for_engine(info_json: &str) -> PyResult<Self> {
-        let info: WorkerInfo =
-            serde_json::from_str(info_json).map_err(|error| PyValueError::new_err(format!("worker info: {error}")))?;
+        let info: WorkerInfo = serde_json::from_str(info_json)
+            .map_err(|error| PyValueError::new_err(format!("worker info: {error}")))?;
         Ok(Self(ArenaLayout::new(ArenaLimits::for_worker(&info))))
     }
 
@@ -52,7 +55,7 @@ impl PyArenaLayout {
 
     /// Name, dtype name, shape and byte offset of each array.
     #[getter]
-    fn sections<'py>(&self, py: Python<'py>) -> PyResult<Vec<(&'static str, &'static str, Bound<'py, PyAny>, usize)>> {
+    fn sections<'py>(&self, py: Python<'py>) -> PyResult<Vec<SectionTuple<'py>>> {
         let sections = self.0.sections().iter();
         sections
             .map(|section| {

@@ -33,7 +33,13 @@ pub(crate) struct EngineSettings {
 
 impl Default for EngineSettings {
     fn default() -> Self {
-        Self { model: String::new(), tokenizer: None, enable_prefix_caching: true, overlap: false, seed: None }
+        Self {
+            model: String::new(),
+            tokenizer: None,
+            enable_prefix_caching: true,
+            overlap: false,
+            seed: None,
+        }
     }
 }
 
@@ -116,25 +122,29 @@ fn load_text(path: &Path) -> (Result<Arc<Tokenizer>, String>, Result<ChatTemplat
 }
 
 #[pymethods]
+#[expect(clippy::needless_pass_by_value, reason = "pyo3 extracts lists and callables into owned values")]
 impl PyEngine {
     #[new]
     fn new(py: Python<'_>, config_json: &str) -> PyResult<Self> {
-        let settings: EngineSettings =
-            serde_json::from_str(config_json).map_err(|error| PyValueError::new_err(format!("engine config: {error}")))?;
+        let settings: EngineSettings = serde_json::from_str(config_json)
+            .map_err(|error| PyValueError::new_err(format!("engine config: {error}")))?;
         let path = resolve(py, settings.tokenizer.as_deref().unwrap_or(&settings.model))?;
         // The tokenizer is parsed while torch is imported and the weights are read.
         let text = std::thread::spawn(move || load_text(Path::new(&path)));
         let worker = PyWorker::build(py, config_json)?;
-        let (tokenizer, template) = text.join().map_err(|_| PyRuntimeError::new_err("loading the tokenizer panicked"))?;
+        let (tokenizer, template) =
+            text.join().map_err(|_| PyRuntimeError::new_err("loading the tokenizer panicked"))?;
         let (handle, seat) = seat(Arc::new(SystemClock::new()), usize::MAX);
-        let metrics = Metrics::new(&MetricsOptions { model_name: worker.info().model.clone(), vllm_names: false });
+        let metrics =
+            Metrics::new(&MetricsOptions { model_name: worker.info().model.clone(), vllm_names: false });
         let options = EngineOptions {
             overlap: settings.overlap,
             prefix_caching: settings.enable_prefix_caching,
             seed: settings.seed,
             ..EngineOptions::default()
         };
-        let engine = Engine::new(seat, worker, options, metrics.engine(0)).map_err(|error| to_py(py, &error))?;
+        let engine =
+            Engine::new(seat, worker, options, metrics.engine(0)).map_err(|error| to_py(py, &error))?;
         Ok(Self { engine: Some(engine), handle, tokenizer, template })
     }
 
@@ -247,12 +257,17 @@ impl PyEngine {
     }
 
     fn tokenizer(&self, py: Python<'_>) -> PyResult<&Arc<Tokenizer>> {
-        self.tokenizer
-            .as_ref()
-            .map_err(|reason| refused(py, &format!("this model has no tokenizer, so prompts are token ids: {reason}")))
+        self.tokenizer.as_ref().map_err(|reason| {
+            refused(py, &format!("this model has no tokenizer, so prompts are token ids: {reason}"))
+        })
     }
 
-    fn submit_all(&self, py: Python<'_>, ids: &[Vec<TokenId>], params: &[GenerateParams]) -> PyResult<Vec<Pending>> {
+    fn submit_all(
+        &self,
+        py: Python<'_>,
+        ids: &[Vec<TokenId>],
+        params: &[GenerateParams],
+    ) -> PyResult<Vec<Pending>> {
         let info = self.engine(py)?.worker().info();
         let limits = ParamLimits {
             vocab_size: info.vocab_size,
@@ -268,8 +283,14 @@ impl PyEngine {
         Ok(pending)
     }
 
-    fn submit_one(&self, ids: &[TokenId], params: &GenerateParams, limits: &ParamLimits) -> Result<Pending, Error> {
+    fn submit_one(
+        &self,
+        ids: &[TokenId],
+        params: &GenerateParams,
+        limits: &ParamLimits,
+    ) -> Result<Pending, Error> {
         params.sampling.validate(limits)?;
+        let sampling = params.sampling.clone().canonical();
         let text = match &self.tokenizer {
             Ok(tokenizer) => {
                 let options = StreamOptions {
@@ -285,11 +306,13 @@ impl PyEngine {
                 tracing::debug!(%reason, "no tokenizer: outputs have no text");
                 None
             }
-            Err(reason) => return Err(Error::invalid("stop", format!("stop strings need a tokenizer: {reason}"))),
+            Err(reason) => {
+                return Err(Error::invalid("stop", format!("stop strings need a tokenizer: {reason}")));
+            }
         };
         let stream = self.handle.submit(Request {
             prompt: ids.into(),
-            params: params.sampling.clone(),
+            params: sampling,
             priority: 0,
             cache_salt: None,
             external_id: Arc::from("generate"),
@@ -304,7 +327,12 @@ impl PyEngine {
     }
 
     /// Runs the loop until every request is done, with a look at signals and progress between slices.
-    fn drive(&mut self, py: Python<'_>, pending: &mut [Pending], progress: Option<&Py<PyAny>>) -> PyResult<()> {
+    fn drive(
+        &mut self,
+        py: Python<'_>,
+        pending: &mut [Pending],
+        progress: Option<&Py<PyAny>>,
+    ) -> PyResult<()> {
         let handle = self.handle.clone();
         let engine = self.engine.as_mut().ok_or_else(|| PyRuntimeError::new_err("this engine is closed"))?;
         while pending.iter().any(|request| !request.done) {

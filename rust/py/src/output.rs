@@ -77,7 +77,8 @@ impl RequestOutput {
         let (logprobs, prompt_logprobs) = wants;
         let shown = shown.min(all.tokens.len());
         let token_ids = all.tokens[..shown].to_vec();
-        let finish_reason = if stopped_by.is_some() { Some("stop") } else { all.finish.as_ref().map(FinishReason::label) };
+        let finish_reason =
+            if stopped_by.is_some() { Some("stop") } else { all.finish.as_ref().map(FinishReason::label) };
         let stop_reason = stopped_by.map(Stopper::Text).or(match &all.finish {
             Some(FinishReason::Stop(StopReason::Token(token))) => Some(Stopper::Token(*token)),
             _ => None,

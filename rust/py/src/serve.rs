@@ -8,12 +8,13 @@ use std::time::Duration;
 
 use clap::Parser;
 use frizzen_core::{Error, SystemClock};
-use frizzen_engine::{Engine, EngineHandle, EngineOptions, EngineSeat, Worker, WorkerInfo, seat};
-use frizzen_metrics::{Metrics, MetricsOptions};
-use frizzen_sched::Policy;
-use frizzen_server::config::{MetricsCompat, SchedulingPolicy};
-use frizzen_server::{AppState, Outcome, ServerConfig, SharedState, ShutdownRequests, TextModel, logging, runtime};
-use frizzen_text::{ChatTemplate, Tokenizer};
+use frizzen_engine::{Engine, EngineHandle, EngineSeat, Worker, WorkerInfo, seat};
+use frizzen_metrics::Metrics;
+use frizzen_server::serve::bind;
+use frizzen_server::{
+    AppState, Outcome, ServerConfig, SharedState, ShutdownRequests, TextModel, logging, runtime,
+};
+use frizzen_text::Tokenizer;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use serde_json::Value;
@@ -50,11 +51,10 @@ pub(crate) fn serve(py: Python<'_>, argv: Vec<String>) -> PyResult<u8> {
 
 fn run(config: &ServerConfig) -> std::io::Result<u8> {
     let runtime = runtime()?;
-    let address = (config.http.host.clone(), config.http.port);
-    let listener = match runtime.block_on(tokio::net::TcpListener::bind(&address)) {
+    let listener = match runtime.block_on(bind(&config.http)) {
         Ok(listener) => listener,
         Err(error) => {
-            tracing::error!("cannot listen on {}:{}: {error}", address.0, address.1);
+            tracing::error!("{error}");
             return Ok(1);
         }
     };
@@ -62,10 +62,8 @@ fn run(config: &ServerConfig) -> std::io::Result<u8> {
     // From here on a signal drains; before the listener exists the default action is the right one.
     let requests = runtime.block_on(async { ShutdownRequests::from_signals() })?;
     let (handle, seat) = seat(Arc::new(SystemClock::new()), config.scheduling.max_queue);
-    let vllm_names = config.http.metrics_compat == Some(MetricsCompat::Vllm);
-    let model_name = config.model_names().swap_remove(0);
-    let metrics = Arc::new(Metrics::new(&MetricsOptions { model_name, vllm_names }));
-    let state = AppState::new(config, handle.clone(), Arc::clone(&metrics));
+    let metrics = Arc::new(Metrics::new(&config.metrics_options()));
+    let state = AppState::new(config, handle.clone(), metrics);
     let engine = {
         let (config, state) = (config.clone(), Arc::clone(&state));
         thread::Builder::new().name("engine".to_owned()).spawn(move || {
@@ -86,7 +84,11 @@ fn run(config: &ServerConfig) -> std::io::Result<u8> {
 }
 
 /// Ends the process although a thread is stuck, possibly inside the interpreter.
-#[expect(clippy::exit, clippy::disallowed_methods, reason = "the stuck thread may hold the GIL: main cannot return")]
+#[expect(
+    clippy::exit,
+    clippy::disallowed_methods,
+    reason = "the stuck thread may hold the GIL: main cannot return"
+)]
 fn leave() -> ! {
     // Exit handlers of libraries may wait for the stuck thread too.
     let _watch = thread::spawn(|| {
@@ -114,19 +116,12 @@ fn run_engine(
         let text = thread::spawn(move || load_text(&path, template.as_deref()));
         handle.set_loading("importing torch and loading the weights");
         let worker = PyWorker::build(py, &config.engine_json()).map_err(fail)?;
-        let text = text.join().map_err(|_| Error::Engine { message: "loading the tokenizer panicked".to_owned() })?;
+        let text = text
+            .join()
+            .map_err(|_| Error::Engine { message: "loading the tokenizer panicked".to_owned() })?;
         state.set_text(text?);
         publish_plan(&state.metrics, worker.info());
-        let options = EngineOptions {
-            overlap: config.scheduling.overlap,
-            prefix_caching: config.scheduling.prefix_caching(),
-            policy: match config.scheduling.scheduling_policy {
-                SchedulingPolicy::Fcfs => Policy::Fcfs,
-                SchedulingPolicy::Priority => Policy::Priority,
-            },
-            seed: config.engine.seed,
-            ..EngineOptions::default()
-        };
+        let options = config.engine_options();
         detached(py, || {
             let mut engine = Engine::new(seat, worker, options, state.engine_metrics.clone())?;
             state.metrics.cache_config(0, &engine.cache_config());
@@ -144,29 +139,19 @@ fn start_error(py: Python<'_>, error: &PyErr) -> Error {
     if ours.is_ok_and(|class| error.is_instance(py, &class)) {
         tracing::error!("{}", error.value(py));
     } else {
-        let (frizzen_engine::WorkerError::Fatal { detail, .. } | frizzen_engine::WorkerError::OutOfMemory { detail, .. }) =
-            &worker_error;
+        let (frizzen_engine::WorkerError::Fatal { detail, .. }
+        | frizzen_engine::WorkerError::OutOfMemory { detail, .. }) = &worker_error;
         tracing::error!("{detail}");
     }
     Error::Engine { message: format!("the model could not be loaded: {worker_error}") }
 }
 
 fn load_text(path: &Path, template: Option<&Path>) -> Result<TextModel, Error> {
-    let failed = |error: &dyn std::fmt::Display| {
+    let text = Tokenizer::load(path).and_then(|tokenizer| TextModel::load(Arc::new(tokenizer), template));
+    text.map_err(|error| {
         tracing::error!("{error}");
         Error::Engine { message: format!("the tokenizer could not be loaded: {error}") }
-    };
-    let tokenizer = Tokenizer::load(path).map_err(|error| failed(&error))?;
-    let template = match template {
-        Some(file) => {
-            let source = std::fs::read_to_string(file)
-                .map_err(|error| failed(&format!("chat template {}: {error}", file.display())))?;
-            let special_tokens = tokenizer.special_tokens().names.clone();
-            Some(ChatTemplate::new(&source, special_tokens).map_err(|error| failed(&error))?)
-        }
-        None => ChatTemplate::of_tokenizer(&tokenizer).map_err(|error| failed(&error))?,
-    };
-    Ok(TextModel::new(Arc::new(tokenizer), template))
+    })
 }
 
 /// The kernel plan as metrics.
@@ -185,7 +170,9 @@ fn publish_plan(metrics: &Metrics, info: &WorkerInfo) {
 /// One line that can be pasted.
 fn announce(state: &SharedState, address: std::net::SocketAddr) {
     let (url, model) = (format!("http://{address}"), &state.names[0]);
-    let body = format!(r#"{{"model":"{model}","messages":[{{"role":"user","content":"What is the capital of France?"}}]}}"#);
+    let body = format!(
+        r#"{{"model":"{model}","messages":[{{"role":"user","content":"What is the capital of France?"}}]}}"#
+    );
     // Nobody reads it if standard output is closed.
     let _ = writeln!(
         std::io::stdout(),

@@ -32,14 +32,16 @@ impl PyWorker {
     /// Builds a worker by `frizzen.worker.launch.build(config_json)`.
     pub(crate) fn build(py: Python<'_>, config_json: &str) -> PyResult<Self> {
         let object = py.import("frizzen.worker.launch")?.call_method1("build", (config_json,))?;
-        let info_json: String = py.import("json")?.call_method1("dumps", (object.getattr("info")?,))?.extract()?;
-        let info: WorkerInfo =
-            serde_json::from_str(&info_json).map_err(|error| PyRuntimeError::new_err(format!("worker info: {error}")))?;
+        let info_json: String =
+            py.import("json")?.call_method1("dumps", (object.getattr("info")?,))?.extract()?;
+        let info: WorkerInfo = serde_json::from_str(&info_json)
+            .map_err(|error| PyRuntimeError::new_err(format!("worker info: {error}")))?;
         let layout = ArenaLayout::new(ArenaLimits::for_worker(&info));
         let bound = object.call_method1("bind", (PyArenaLayout(layout.clone()),))?;
         let memory: [(usize, usize); NUM_ARENAS] = bound.extract()?;
         let wrap = |(address, bytes)| {
-            ArenaMemory::new(address, bytes).ok_or_else(|| PyRuntimeError::new_err("Worker.bind returned a null address"))
+            ArenaMemory::new(address, bytes)
+                .ok_or_else(|| PyRuntimeError::new_err("Worker.bind returned a null address"))
         };
         let [first, second] = memory;
         let arenas = [wrap(first)?, wrap(second)?];
@@ -81,7 +83,11 @@ pub(crate) fn worker_error(py: Python<'_>, error: &PyErr) -> WorkerError {
     let message = if first_line.is_empty() { kind.clone() } else { format!("{kind}: {first_line}") };
     let detail = traceback_of(py, error).unwrap_or_else(|_| value.clone());
     // torch.OutOfMemoryError; compared by name because torch need not be importable here.
-    if kind == "OutOfMemoryError" { WorkerError::OutOfMemory { message, detail } } else { WorkerError::Fatal { message, detail } }
+    if kind == "OutOfMemoryError" {
+        WorkerError::OutOfMemory { message, detail }
+    } else {
+        WorkerError::Fatal { message, detail }
+    }
 }
 
 fn traceback_of(py: Python<'_>, error: &PyErr) -> PyResult<String> {

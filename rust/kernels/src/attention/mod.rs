@@ -33,6 +33,8 @@ pub struct Attention<'a, E> {
     pub scale: f32,
     /// Most recent positions that a token sees, itself included; 0 = all.
     pub window: usize,
+    /// `[N]`: one more logit per query head, which has no value and so only takes weight from the others.
+    pub sinks: Option<&'a [E]>,
     /// `[T, N * D]`.
     pub out: RowsMut<'a, E>,
 }
@@ -106,6 +108,8 @@ pub fn attention<E: Element>(level: Level, team: Team<'_>, job: &Attention<'_, E
     let shape = job.cache.shape();
     assert_eq!((job.q.rows(), job.q.cols()), (job.out.rows(), job.out.cols()));
     assert!(job.q.cols().is_multiple_of(shape.heads * shape.head_dim), "{} columns of queries", job.q.cols());
+    let heads = job.q.cols() / shape.head_dim;
+    assert!(job.sinks.is_none_or(|sinks| sinks.len() == heads), "{heads} heads");
     level.dispatch(AttentionKernel { team, job: *job });
 }
 
@@ -128,7 +132,7 @@ impl<E: Element> Kernel for AttentionKernel<'_, E> {
             let (tile, head) = (self.job.tiles[task / heads], task % heads);
             // As many accumulators as the registers hold beside one word of each column vector.
             if const { S::LANES == 16 } {
-                tile::attend::<S, E, 4, 4>(s, &self.job, tile, head, state);
+                tile::attend::<S, E, 5, 4>(s, &self.job, tile, head, state);
             } else {
                 tile::attend::<S, E, 4, 2>(s, &self.job, tile, head, state);
             }

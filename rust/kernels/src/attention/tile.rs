@@ -7,7 +7,7 @@ use crate::buffer::Buffer;
 use crate::cache::{Cache, CacheShape};
 use crate::dot::{LINE, Left, Next, Places, Plain, dot, with_rows};
 use crate::element::Element;
-use crate::math::exp;
+use crate::math::{exp, exp_one};
 use crate::simd::Simd;
 
 /// The maximum before the first key. Finite, so that its difference to a masked score is one too.
@@ -219,7 +219,7 @@ impl<E: Element> Context<'_, E> {
                 sums = s.add(sums, weight);
                 E::store(s, weight, weights);
             }
-            running.correction = s.largest(exp(s, s.splat(running.maximum - maximum)));
+            running.correction = exp_one(s, running.maximum - maximum);
             running.sum = running.sum * running.correction + s.sum(sums);
             running.maximum = maximum;
         }
@@ -306,7 +306,14 @@ impl<E: Element> Context<'_, E> {
             let (token, column) = self.place(row);
             // SAFETY: one task per token and head.
             let out = unsafe { job.out.part(token, column..column + dim) };
-            let scale = s.splat(1.0 / state.rows[row].sum);
+            let Running { maximum, mut sum, .. } = state.rows[row];
+            let mut weight = 1.0;
+            if let Some(sinks) = job.sinks {
+                let sink = sinks[column / dim].to_f32();
+                weight = exp_one(s, maximum - maximum.max(sink));
+                sum = sum * weight + exp_one(s, sink - maximum.max(sink));
+            }
+            let scale = s.splat(weight / sum);
             for (out, acc) in out.chunks_exact_mut(S::LANES).zip(acc.chunks_exact(S::LANES)) {
                 E::store(s, s.mul(f32::load(s, acc), scale), out);
             }

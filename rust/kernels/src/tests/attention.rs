@@ -8,6 +8,7 @@ struct Scene<E> {
     heads: usize,
     shape: CacheShape,
     window: usize,
+    sinks: Option<Vec<E>>,
     data: Vec<E>,
     /// Per row: blocks, and per position and head the queries, keys and values.
     rows: Vec<SceneRow<E>>,
@@ -86,6 +87,7 @@ impl<E: Element> Scene<E> {
             tiles: &tiles,
             scale: (shape.head_dim as f32).sqrt().recip() * 4.0,
             window,
+            sinks: self.sinks.as_deref(),
             out: RowsMut::new(&mut out, cols),
         };
         executor.run(|team| attention(level, team, &job));
@@ -103,7 +105,14 @@ impl<E: Element> Scene<E> {
                 let q = wide(&row.q[(position * self.heads + head) * dim..][..dim]);
                 let kv = head / (self.heads / self.shape.heads);
                 let seen = start..=position;
-                out.extend(reference::attend(&q, &row.keys[kv][seen.clone()], &row.values[kv][seen], scale));
+                let sink = self.sinks.as_ref().map(|sinks| f64::from(sinks[head].to_f32()));
+                out.extend(reference::attend(
+                    &q,
+                    &row.keys[kv][seen.clone()],
+                    &row.values[kv][seen],
+                    scale,
+                    sink,
+                ));
             }
         }
         out
@@ -113,8 +122,9 @@ impl<E: Element> Scene<E> {
 fn matches_reference<E: Tolerance>(mut scene: Scene<E>) {
     let lengths: Vec<usize> =
         scene.rows.iter().map(|row| row.q.len() / scene.heads / scene.shape.head_dim).collect();
-    for window in [0, 24] {
+    for (window, sinks) in [(0, None), (24, None), (0, Some(0.5)), (24, Some(3.0))] {
         scene.window = window;
+        scene.sinks = sinks.map(|sink| (0..scene.heads).map(|n| E::from_f32(sink * n as f32)).collect());
         // The last token of each row, then everything, then the end of each row.
         let decode: Vec<_> = lengths.iter().enumerate().map(|(row, n)| (row, n - 1, 1)).collect();
         let whole: Vec<_> = lengths.iter().enumerate().map(|(row, n)| (row, 0, *n)).collect();

@@ -1,7 +1,5 @@
 use super::{Numbers, Tolerance, assert_close, bits, everywhere, wide};
-use crate::{
-    Bf16, Cache, CacheShape, Element, RmsNorm, Rope, Rows, RowsMut, reference, rms_norm, rope, silu_mul,
-};
+use crate::{Bf16, Cache, CacheShape, Element, RmsNorm, Rope, Rows, RowsMut, reference, rms_norm, rope};
 
 fn norm_matches_reference<E: Tolerance>() {
     everywhere(|level, executor| {
@@ -42,30 +40,6 @@ fn norm_matches_reference<E: Tolerance>() {
 fn rms_norm_matches_reference_and_updates_the_residual() {
     norm_matches_reference::<f32>();
     norm_matches_reference::<Bf16>();
-}
-
-fn silu_mul_agrees<E: Tolerance>() {
-    everywhere(|level, executor| {
-        for (rows, cols) in [(1, 1536), (5, 37), (9, 16)] {
-            let x: Vec<E> = Numbers::new(1).tensor(rows * 2 * cols);
-            let mut out = vec![E::default(); rows * cols];
-            let view = RowsMut::new(&mut out, cols);
-            executor.run(|team| silu_mul(level, team, Rows::new(&x, 2 * cols), view));
-            let wanted: Vec<f64> = wide(&x)
-                .chunks(2 * cols)
-                .flat_map(|row| {
-                    (0..cols).map(|i| reference::silu(row[i]) * row[i + cols]).collect::<Vec<_>>()
-                })
-                .collect();
-            assert_close(&out, &wanted, &format!("{level:?} {rows}x{cols}"));
-        }
-    });
-}
-
-#[test]
-fn silu_mul_matches_reference() {
-    silu_mul_agrees::<f32>();
-    silu_mul_agrees::<Bf16>();
 }
 
 /// Reads a slot back by the layout that `cache` documents.

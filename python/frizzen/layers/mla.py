@@ -1,0 +1,81 @@
+"""Multi-head latent attention over a paged cache of latent vectors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from frizzen.kernels.mla_ops import ATTENTION_MLA, ROPE_MLA, LatentAttend, LatentRope
+from frizzen.layers.build import BuildContext, Map
+from frizzen.models.config import DecoderConfig, MlaConfig
+
+__all__ = ["LatentAttention"]
+
+_NORM_EPS = 1e-6
+"""Of the latent vectors' norms: a constant of the architecture, not the configuration's."""
+
+
+class LatentAttention:
+    """Projections to latent vectors, norm and rotation with cache write, attention, projection out.
+
+    Unusable until :meth:`allocate_kv` has bound a cache.
+    """
+
+    def __init__(self, context: BuildContext, config: DecoderConfig, mla: MlaConfig) -> None:
+        sizes = {"heads": config.num_heads, "nope_dim": mla.nope_dim, "rope_dim": mla.rope_dim}
+        latent_dim = mla.latent_dim
+        query_width = config.num_heads * (mla.nope_dim + mla.rope_dim)
+        self._split = [mla.query_rank or query_width, latent_dim + mla.rope_dim]
+        self._query: Map | None = None
+        if mla.query_rank:
+            self._down = context.linear("latent", "attention.q_a", "attention.kv_a", bias=mla.bias)
+            norm = context.norm("q_norm", "attention.q_norm", _NORM_EPS)
+            up = context.linear("q", "attention.q_b", bias=False)
+            self._query = lambda x: up(norm(x, None))
+        else:
+            self._down = context.linear("latent", "attention.q", "attention.kv_a", bias=False)
+        self._kv_norm = context.take("attention.kv_norm")
+        self._expansion = context.take("attention.kv_b.weight")
+        self.kernel = context.plan.resolve(
+            ATTENTION_MLA,
+            context.dtype,
+            site="attention",
+            layer=context.layer,
+            value_dim=mla.value_dim,
+            latent_dim=latent_dim,
+            scale=config.attention_scale or (mla.nope_dim + mla.rope_dim) ** -0.5,
+            block_size=context.block_size,
+            **sizes,
+        )
+        self._rope_kernel = context.plan.resolve(
+            ROPE_MLA,
+            context.dtype,
+            site="attention",
+            layer=context.layer,
+            latent_dim=latent_dim,
+            **sizes,
+        )
+        self._out = context.linear("attention_out", "attention.out", bias=mla.bias)
+        self._device = context.device
+        self._rope: LatentRope = _without_cache
+        self._attend: LatentAttend = _without_cache
+
+    def allocate_kv(self, num_blocks: int) -> None:
+        """Makes the cache in the attention kernel's layout; an earlier one is dropped."""
+        cache = self.kernel.allocate(num_blocks, self._device)
+        self._rope = self._rope_kernel.prepare(cache, self._kv_norm, _NORM_EPS)
+        self._attend = self.kernel.prepare(cache, self._expansion)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, state: Any) -> Tensor:
+        """``x [T, H]`` -> ``[T, H]``; ``state`` is what the kernel made of the step."""
+        q, kv = torch.split(self._down(x), self._split, dim=1)
+        if self._query is not None:
+            q = self._query(q)
+        self._rope(q, kv, cos, sin, slots)
+        return self._out(self._attend(q, state))
+
+
+def _without_cache(*_: Any) -> Any:
+    raise RuntimeError("allocate_kv must be called before the first forward")
