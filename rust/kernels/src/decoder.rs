@@ -43,6 +43,8 @@ pub struct Layer<'a, E> {
     pub down_bias: Option<&'a [E]>,
     /// Keys and values.
     pub cache: Cache<'a, E>,
+    /// Factor of `q . k`.
+    pub scale: f32,
     /// See [`Attention::window`].
     pub window: usize,
     /// See [`Attention::sinks`].
@@ -62,8 +64,6 @@ pub struct DecoderStep<'a, E> {
     pub block_table: Rows<'a, i32>,
     /// See [`crate::tiles`].
     pub tiles: &'a [QueryTile],
-    /// Factor of `q . k`.
-    pub scale: f32,
     /// Of every norm.
     pub eps: f32,
     /// `[H]`, the norm after the last layer.
@@ -124,7 +124,7 @@ fn attend<E: Element>(level: Level, team: Team<'_>, layer: &Layer<'_, E>, step: 
         cache: layer.cache,
         block_table: step.block_table,
         tiles: step.tiles,
-        scale: step.scale,
+        scale: layer.scale,
         window: layer.window,
         sinks: layer.sinks,
         out: step.attended,

@@ -2,7 +2,8 @@
 //!
 //! Phases: *serving* until somebody asks to stop or the engine fails; then nothing new is taken and open requests get
 //! `--drain-timeout`; then they are aborted and get [`FLUSH`] to write their last event. A second request to stop
-//! skips the waiting. After a failure the server answers 503 for [`LINGER`], so that probes and clients see why.
+//! skips the waiting. After a failure the server answers 503 for [`LINGER`], so that probes and clients see why; if the
+//! model could not be loaded, it ends at once.
 
 use std::any::Any;
 use std::io;
@@ -163,10 +164,13 @@ async fn live(
         () = requests.next() => None,
     };
     if let Some(outcome) = failed {
-        // Goes on answering for a while, so that whoever asks learns why.
-        tokio::select! {
-            () = sleep(LINGER.min(state.http.drain_timeout)) => {}
-            () = requests.next() => {}
+        // Goes on answering for a while, so that whoever asks learns why. A model that was never loaded has nobody
+        // who would ask, and somebody at a terminal who waits for the prompt.
+        if state.engine.info().is_some() {
+            tokio::select! {
+                () = sleep(LINGER.min(state.http.drain_timeout)) => {}
+                () = requests.next() => {}
+            }
         }
         drop(stop);
         return outcome;

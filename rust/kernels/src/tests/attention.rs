@@ -32,6 +32,7 @@ impl<E: Element> Scene<E> {
             heads,
             shape,
             window: 0,
+            sinks: None,
             data: vec![E::from_f32(f32::NAN); shape.len()],
             rows: Vec::new(),
         };
