@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.models.moe_families import MOE_FAMILIES
+
 DATA = Path(__file__).parent / "data"
 
 CheckpointMaker = Callable[..., Path]
@@ -51,6 +53,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("Mistral", {"sliding_window": 24}),
     "qwen2": ("Qwen2", {}),
     "qwen3": ("Qwen3", {"head_dim": 24}),
+    **MOE_FAMILIES,
 }
 """Family name -> class prefix in transformers and what differs from ``COMMON``."""
 
@@ -100,6 +103,9 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> CheckpointMaker
                     torch.nn.init.normal_(parameter, std=0.3 if "embed" in name else 0.15)
                 else:
                     torch.nn.init.normal_(parameter, mean=1.0 if "norm" in name else 0.0, std=0.2)
+            for name, buffer in model.named_buffers():
+                if "correction_bias" in name:
+                    torch.nn.init.normal_(buffer, std=0.2)
         model.save_pretrained(path, max_shard_size=max_shard_size)
         write_tokenizer(path)
         made[key] = path

@@ -18,7 +18,7 @@ from torch import Tensor
 from benches.gpu.shape import QWEN3_30B_A3B, MoeShape
 from benches.gpu.timing import DEVICE, capture, graph_seconds, write_results
 from frizzen.kernels.facts import Machine, detect_machine
-from frizzen.kernels.moe_ops import MOE_EXPERTS, MOE_ROUTE, Experts, Route
+from frizzen.kernels.moe_ops import MOE_EXPERTS, MOE_ROUTE, Experts
 from frizzen.kernels.ops import ATTENTION_PAGED, LINEAR, LM_HEAD, NORM_RMS, ROPE, KVCache, PagedAttentionKernel
 from frizzen.kernels.plan import Plan, PlanBuilder, default_registry
 from frizzen.step import StepContext
@@ -31,17 +31,19 @@ GOALS_MS = {"decode": {1: 2.1, 8: 7.3, 32: 14.5, 128: 16.5, 256: 18.5}, "prefill
 
 Map = Callable[[Tensor], Tensor]
 Norm = Callable[[Tensor, Tensor | None], Tensor]
+NormedMap = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]]
+"""The norm of ``x`` plus the residual, mapped; and the updated residual."""
+NormedRoute = Callable[[Tensor, Tensor, None], tuple[Tensor, Tensor, Tensor]]
+"""The norm of ``x`` plus the residual, weights, ids; the residual is updated in place."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    input_norm: Norm
-    qkv: Map
+    qkv: NormedMap
     rope: Callable[[Tensor, Tensor, Tensor, Tensor], None]
     attend: Callable[[Tensor, Any], Tensor]
     out: Map
-    mlp_norm: Norm
-    route: Route
+    route: NormedRoute
     experts: Experts
 
 
@@ -49,14 +51,22 @@ class Model:
     """The decoder: random weights, a cache of ``num_blocks`` blocks per layer."""
 
     def __init__(
-        self, shape: MoeShape, machine: Machine, num_blocks: int, kernels: dict[str, str], layers: int | None = None
+        self,
+        shape: MoeShape,
+        machine: Machine,
+        num_blocks: int,
+        kernels: dict[str, str],
+        layers: int | None = None,
+        *,
+        fused: bool = True,
     ) -> None:
         self.shape = shape
+        self._fused = fused
         self._builder = PlanBuilder(default_registry().restricted(kernels), machine)
         self._num_blocks = num_blocks
         # All layers may share one cache: a step of another layer reads other bytes in between, so nothing stays cached.
         self.layers = [self._layer(index) for index in range(layers or shape.layers)]
-        self._norm = self._make_norm("norm", None)
+        self._norm = self._make_norm("norm", None, _gain(shape.hidden))
         self._embedding = _random(shape.vocabulary, shape.hidden, scale=1.0)
         head = self._builder.resolve(
             LM_HEAD,
@@ -76,16 +86,13 @@ class Model:
     def forward(self, ids: Tensor, step: StepContext, cos: Tensor, sin: Tensor, last: Tensor) -> Tensor:
         """``ids [T]`` to the next ids of the tokens ``last [B]``."""
         state = self.attention.begin(step)
-        residual = torch.nn.functional.embedding(ids, self._embedding)
-        x: Tensor | None = None
+        x, residual = torch.nn.functional.embedding(ids, self._embedding), None
         for layer in self.layers:
-            normed = layer.input_norm(residual, None) if x is None else layer.input_norm(x, residual)
-            qkv = layer.qkv(normed)
+            qkv, residual = layer.qkv(x, residual)
             layer.rope(qkv, cos, sin, step.slots)
-            normed = layer.mlp_norm(layer.out(layer.attend(qkv, state)), residual)
-            weights, chosen = layer.route(normed, None)
+            normed, weights, chosen = layer.route(layer.out(layer.attend(qkv, state)), residual, None)
             x = layer.experts(normed, weights, chosen)
-        hidden = self._norm(x, residual) if x is not None else residual
+        hidden = self._norm(x, residual)
         if len(last) < len(ids):
             hidden = hidden.index_select(0, last)
         return self._head(hidden).argmax(-1)
@@ -107,19 +114,35 @@ class Model:
         cache = self.attention.allocate(self._num_blocks, torch.device(DEVICE))
         cache.data.normal_()
         return _Layer(
-            self._make_norm("input_norm", index),
-            self._make_linear("qkv", index, shape.hidden, shape.qkv_features),
+            self._make_qkv(index),
             self._make_rope(index, cache, heads),
             self.attention.prepare(cache),
             self._make_linear("attention_out", index, shape.heads * shape.head_dim, shape.hidden),
-            self._make_norm("mlp_norm", index),
             self._make_route(index),
             self._make_experts(index),
         )
 
-    def _make_norm(self, site: str, layer: int | None) -> Norm:
+    def _make_norm(self, site: str, layer: int | None, gain: Tensor) -> Norm:
         kernel = self._builder.resolve(NORM_RMS, torch.bfloat16, site=site, layer=layer, size=self.shape.hidden)
-        return kernel.prepare(1 + _random(self.shape.hidden, scale=0.1), 1e-6)
+        return kernel.prepare(gain, 1e-6)
+
+    def _make_qkv(self, layer: int) -> NormedMap:
+        shape = self.shape
+        kernel: Any = self._builder.resolve(
+            LINEAR,
+            torch.bfloat16,
+            site="qkv",
+            layer=layer,
+            in_features=shape.hidden,
+            out_features=shape.qkv_features,
+            bias=False,
+        )
+        weight, gain = _random(shape.qkv_features, shape.hidden), _gain(shape.hidden)
+        if self._fused and hasattr(kernel, "prepare_normed"):
+            fused: NormedMap = kernel.prepare_normed(gain, 1e-6, weight, None)
+            return fused
+        norm, linear = self._make_norm("input_norm", layer, gain), kernel.prepare(weight, None)
+        return lambda x, residual: (linear(norm(x, residual)), x if residual is None else residual)
 
     def _make_linear(self, site: str, layer: int, size_in: int, size_out: int) -> Map:
         kernel = self._builder.resolve(
@@ -140,12 +163,12 @@ class Model:
             layout=self.attention.layout,
             **heads,
         )
-        norms = [1 + _random(self.shape.head_dim, scale=0.1) for _ in range(2)]
+        norms = [_gain(self.shape.head_dim) for _ in range(2)]
         return kernel.prepare(cache, norms[0], norms[1], 1e-6)
 
-    def _make_route(self, layer: int) -> Route:
+    def _make_route(self, layer: int) -> NormedRoute:
         shape = self.shape
-        kernel = self._builder.resolve(
+        kernel: Any = self._builder.resolve(
             MOE_ROUTE,
             torch.bfloat16,
             site="router",
@@ -161,7 +184,17 @@ class Model:
             bias=False,
             correction=False,
         )
-        return kernel.prepare(_random(shape.experts, shape.hidden), None, None)
+        weight, gain = _random(shape.experts, shape.hidden), _gain(shape.hidden)
+        if self._fused and hasattr(kernel, "prepare_normed"):
+            fused: NormedRoute = kernel.prepare_normed(gain, 1e-6, weight, None, None)
+            return fused
+        norm, route = self._make_norm("mlp_norm", layer, gain), kernel.prepare(weight, None, None)
+
+        def normed_route(x: Tensor, residual: Tensor, valid: None) -> tuple[Tensor, Tensor, Tensor]:
+            normed = norm(x, residual)
+            return (normed, *route(normed, valid))
+
+        return normed_route
 
     def _make_experts(self, layer: int) -> Experts:
         shape = self.shape
@@ -187,6 +220,10 @@ class Model:
 def _random(*size: int, scale: float | None = None) -> Tensor:
     scale = size[-1] ** -0.5 if scale is None else scale
     return torch.empty(size, dtype=torch.bfloat16, device=DEVICE).normal_(std=scale)
+
+
+def _gain(size: int) -> Tensor:
+    return 1 + _random(size, scale=0.1)
 
 
 def decode_context(rows: int, context: int, bound: int | None = None) -> StepContext:
@@ -291,6 +328,7 @@ def main() -> None:
     parser.add_argument("--bound", type=int, help="longest context that the graph must serve; default: --context")
     parser.add_argument("--prefill", type=int, nargs="*", default=[8192])
     parser.add_argument("--layers", type=int, help="fewer layers than the model has; limits are scaled")
+    parser.add_argument("--separate", action="store_true", help="norms as launches of their own")
     parser.add_argument("--kernel", action="append", default=[], metavar="OP=NAME", help="use this candidate alone")
     parser.add_argument("--profile", action="store_true", help="also print the time of every kernel")
     parser.add_argument("--out", type=Path, default=Path("benches/results/gpu/step.json"))
@@ -299,7 +337,7 @@ def main() -> None:
     blocks = max([rows * -(-reach // BLOCK_SIZE) for rows in arguments.rows] + [t // BLOCK_SIZE for t in arguments.prefill])
     kernels = dict(entry.split("=", 1) for entry in arguments.kernel)
     with torch.inference_mode():
-        model = Model(QWEN3_30B_A3B, detect_machine(DEVICE), blocks + 2, kernels, arguments.layers)
+        model = Model(QWEN3_30B_A3B, detect_machine(DEVICE), blocks + 2, kernels, arguments.layers, fused=not arguments.separate)
         print(model.plan.table(), flush=True)
         cases = [("decode", rows, arguments.context) for rows in arguments.rows]
         cases += [("prefill", tokens, tokens) for tokens in arguments.prefill]

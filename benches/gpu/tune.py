@@ -52,10 +52,10 @@ def _linear(name: str, size_out: int, size_in: int, tokens: int) -> Iterator[Tri
 
     target = Target.of(_facts())
     if tokens == 1:
-        tiles = [Tile(*cut, 1, False) for cut in itertools.product((1, 2, 4, 8), (1024, 2048), (2, 4, 8))]
+        tiles = [Tile(*cut, 1) for cut in itertools.product((1, 2, 4, 8), (1024, 2048, 4096), (2, 4, 8))]
     else:
         tiles = [
-            Tile(*cut, False)
+            Tile(*cut)
             for cut in itertools.product((16, 32, 64), (64, 128, 256), (4,), (3, 4, 6))
             if cut[0] * cut[1] <= 8192
         ]
@@ -163,7 +163,7 @@ def _attention(rows: int, context: int, query: int) -> Iterator[Trial]:
     if query == 1:
         tiles = [Tile(16, *cut) for cut in itertools.product((32, 64, 128), (2, 4), (2, 3, 4))]
     else:
-        tiles = [Tile(128, *cut) for cut in itertools.product((64, 128), (4, 8), (2, 3))]
+        tiles = [Tile(*cut) for cut in itertools.product((64, 128), (64, 128), (4, 8), (2, 3))]
     for tile in tiles:
 
         def make(calls: int, tile: Tile = tile) -> list[Work]:
@@ -176,7 +176,7 @@ def _attention(rows: int, context: int, query: int) -> Iterator[Trial]:
                 block_size=BLOCK_SIZE,
                 sinks=False,
             )
-            kernel = PagedAttention.build(facts, lambda _: tile)
+            kernel = PagedAttention.build(facts, lambda *_: tile)
             step = decode_context(rows, context) if query == 1 else prefill_context(context)
             works: list[Work] = []
             for _ in range(calls):

@@ -19,10 +19,16 @@ BLOCK_SIZE = 16
 
 
 def load(
-    path: object, *, registry: Registry | None = None, dtype: str = "float32", **options: object
+    path: object,
+    *,
+    registry: Registry | None = None,
+    dtype: str = "float32",
+    device: str = "cpu",
+    **options: object,
 ) -> CausalLM:
-    plan = PlanBuilder(registry or default_registry(), detect_machine("cpu"))
-    return load_model(LoadRequest(model=str(path), dtype=dtype, block_size=BLOCK_SIZE, **options), plan)
+    plan = PlanBuilder(registry or default_registry(), detect_machine(device))
+    request = LoadRequest(model=str(path), dtype=dtype, device=device, block_size=BLOCK_SIZE, **options)
+    return load_model(request, plan)
 
 
 @dataclass
@@ -49,7 +55,8 @@ class Driver:
         for stream, count in rows:
             while len(stream.blocks) * BLOCK_SIZE < stream.computed + count:
                 stream.blocks.append(self._free.pop())
-        logits = self.model.logits(self.model.forward(*_arrays(rows)))
+        ids, step = _arrays(rows, self.model.device)
+        logits = self.model.logits(self.model.forward(ids, step)).cpu()
         parts = logits.split([count for _, count in rows])
         for stream, count in rows:
             stream.computed += count
@@ -79,7 +86,7 @@ class Driver:
         return [stream.tokens[-count:] for stream in streams]
 
 
-def _arrays(rows: Sequence[tuple[Stream, int]]) -> tuple[torch.Tensor, StepContext]:
+def _arrays(rows: Sequence[tuple[Stream, int]], device: torch.device) -> tuple[torch.Tensor, StepContext]:
     widths = [len(stream.blocks) for stream, _ in rows]
     table = torch.zeros(len(rows), max(widths), dtype=torch.int32)
     ids: list[int] = []
@@ -94,15 +101,15 @@ def _arrays(rows: Sequence[tuple[Stream, int]]) -> tuple[torch.Tensor, StepConte
     contexts = [stream.computed + count for stream, count in rows]
     counts = [count for _, count in rows]
     step = StepContext(
-        positions=torch.tensor(positions),
-        slots=torch.tensor(slots),
-        query_start=torch.tensor([0, *accumulate(counts)], dtype=torch.int32),
-        seq_lens=torch.tensor(contexts, dtype=torch.int32),
-        block_table=table,
+        positions=torch.tensor(positions, device=device),
+        slots=torch.tensor(slots, device=device),
+        query_start=torch.tensor([0, *accumulate(counts)], dtype=torch.int32, device=device),
+        seq_lens=torch.tensor(contexts, dtype=torch.int32, device=device),
+        block_table=table.to(device),
         num_rows=len(rows),
         num_single=counts.count(1),
         num_tokens=len(ids),
         max_query=max(counts),
         max_context=max(contexts),
     )
-    return torch.tensor(ids), step
+    return torch.tensor(ids, device=device), step

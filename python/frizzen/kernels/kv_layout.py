@@ -48,11 +48,24 @@ def _token_views(data: Tensor) -> tuple[Tensor, Tensor]:
     return data[:, :, 0], data[:, :, 1]
 
 
+def _head_shape(blocks: int, block_size: int, kv_heads: int, head_dim: int) -> tuple[int, ...]:
+    return blocks, kv_heads, 2, head_dim, block_size
+
+
+def _head_views(data: Tensor) -> tuple[Tensor, Tensor]:
+    blocks, kv_heads, _, head_dim, block_size = data.shape
+    values = data[:, :, 1].view(blocks, kv_heads, block_size, head_dim)
+    return data[:, :, 0].permute(0, 3, 1, 2), values.transpose(1, 2)
+
+
 LAYOUTS: dict[
     str, tuple[Callable[[int, int, int, int], tuple[int, ...]], Callable[[Tensor], tuple[Tensor, Tensor]]]
 ] = {
     # data [blocks, block_size, 2, M, D]: a token's keys and values of all heads stand together, one write per
     # token.
     "token": (_token_shape, _token_views),
+    # data [blocks, M, 2, D * block_size]: per head the block's keys as [D, block_size], so that a vector is
+    # one dimension of many positions, and its values as [block_size, D].
+    "head": (_head_shape, _head_views),
 }
 """Shape of ``data``, and its two views, by name."""

@@ -1,11 +1,11 @@
 """The ops of multi-head latent attention (arXiv 2405.04434), in the style of ``ops``.
 
-Letters: ``T`` tokens, ``N`` heads, ``L`` size of the latent vector, ``P`` and ``R`` sizes of the parts of a query and a
-key without position and rotated, ``V`` size of a value.
+Letters: ``T`` tokens, ``N`` heads, ``L`` size of the latent vector, ``P`` and ``R`` sizes of the two parts of
+a query and a key, the one without position and the rotated one, ``V`` size of a value.
 
-The cache holds per token the latent vector and the rotated key, which all heads share. A kernel may expand them to
-keys and values of every head (cheaper per query), or move the queries into the latent space and back (cheaper per
-key, so for decodes): the results are the same but for rounding.
+The cache holds per token the latent vector and the rotated key, which all heads share. A kernel may expand
+them to keys and values of every head (cheaper per query), or move the queries into the latent space and back
+(cheaper per key, so for decodes): the results are the same but for rounding.
 """
 
 from __future__ import annotations
@@ -19,7 +19,14 @@ from torch import Tensor
 from frizzen.kernels.ops import StepKernel
 from frizzen.kernels.plan import Op
 
-__all__ = ["ATTENTION_MLA", "ROPE_MLA", "LatentAttend", "LatentAttentionKernel", "LatentRope", "LatentRopeKernel"]
+__all__ = [
+    "ATTENTION_MLA",
+    "ROPE_MLA",
+    "LatentAttend",
+    "LatentAttentionKernel",
+    "LatentRope",
+    "LatentRopeKernel",
+]
 
 LatentRope = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
 LatentAttend = Callable[[Tensor, Any], Tensor]
@@ -39,7 +46,7 @@ class LatentAttentionKernel(StepKernel, Protocol):
         """An empty cache of one layer, ``[blocks, block_size, L + R]``, zero-filled; block 0 is nobody's."""
 
     def prepare(self, cache: Tensor, expansion: Tensor) -> LatentAttend:
-        """Binds a layer's cache and ``expansion [N * (P + V), L]``, per head first the key's rows; may be kept."""
+        """Binds a layer's cache and ``expansion [N * (P + V), L]``, per head the key's rows first."""
 
 
 ROPE_MLA: Op[LatentRopeKernel] = Op(

@@ -1,4 +1,4 @@
-"""Reference of latent attention in plain torch, computed in float32 whatever the dtype: keys and values expanded."""
+"""Reference of latent attention in plain torch, in float32 whatever the dtype: keys and values expanded."""
 
 from __future__ import annotations
 
@@ -31,12 +31,15 @@ class LatentShape:
     @classmethod
     def of(cls, facts: Facts) -> LatentShape:
         """Reads the facts of ``attention.mla``."""
-        sizes = ("heads", "nope_dim", "rope_dim", "value_dim", "latent_dim")
         return cls(
-            *(facts.size(name) for name in sizes),
-            scale=facts.number("scale"),
-            block_size=facts.size("block_size"),
-            dtype=facts.dtype,
+            facts.size("heads"),
+            facts.size("nope_dim"),
+            facts.size("rope_dim"),
+            facts.size("value_dim"),
+            facts.size("latent_dim"),
+            facts.number("scale"),
+            facts.size("block_size"),
+            facts.dtype,
         )
 
     def bytes_per_token(self) -> int:
@@ -71,7 +74,7 @@ class _Rope:
             heads = torch.unflatten(q, 1, (self.heads, -1))
             turning = heads[..., self.nope_dim :]
             turning.copy_(_rotate(turning.float(), cos.unsqueeze(1), sin.unsqueeze(1)))
-            latent, key = kv.float().split([self.latent_dim, self.rope_dim], dim=1)
+            latent, key = torch.split(kv.float(), [self.latent_dim, self.rope_dim], dim=1)
             latent = latent * torch.rsqrt(latent.square().mean(-1, keepdim=True) + eps) * norm.float()
             by_slot[slots] = torch.cat([latent, _rotate(key, cos, sin)], dim=1).to(cache.dtype)
 
@@ -106,9 +109,9 @@ class _Attention:
                 first, last, context = starts[row], starts[row + 1], contexts[row]
                 blocks = step.block_table[row, : -(-context // shape.block_size)].long()
                 held = cache[blocks].flatten(0, 1)[:context].float()
-                latent, shared = held.split([shape.latent_dim, shape.rope_dim], dim=1)
+                latent, shared = torch.split(held, [shape.latent_dim, shape.rope_dim], dim=1)
                 expanded = torch.unflatten(latent @ expansion.float().T, 1, (shape.heads, -1))
-                k, v = expanded.split([shape.nope_dim, shape.value_dim], dim=2)
+                k, v = torch.split(expanded, [shape.nope_dim, shape.value_dim], dim=2)
                 k = torch.cat([k, shared.unsqueeze(1).expand(-1, shape.heads, -1)], dim=2)
                 scores = torch.einsum("tnd,jnd->ntj", shape.heads_of(q[first:last]).float(), k) * shape.scale
                 position = torch.arange(context, device=q.device)
@@ -126,7 +129,5 @@ def _anywhere(_: Facts) -> None:
 
 CANDIDATES = (
     Candidate(ROPE_MLA.name, "reference", 0, _anywhere, _Rope.build),
-    Candidate(
-        ATTENTION_MLA.name, "reference", 0, _anywhere, lambda facts: _Attention(LatentShape.of(facts))
-    ),
+    Candidate(ATTENTION_MLA.name, "reference", 0, _anywhere, lambda facts: _Attention(LatentShape.of(facts))),
 )

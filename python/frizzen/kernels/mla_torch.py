@@ -30,10 +30,9 @@ class _Layer:
         """Every head reads the same vectors: heads stand where tokens would, and a key is its own value."""
         shape = self.shape
         held = rows.gather(self.cache).unsqueeze(1)
-        to_key, to_value = torch.unflatten(self.expansion, 0, (shape.heads, -1)).split(
-            [shape.nope_dim, shape.value_dim], dim=1
-        )
-        nope, turned = shape.heads_of(queries).split([shape.nope_dim, shape.rope_dim], dim=2)
+        expansion = torch.unflatten(self.expansion, 0, (shape.heads, -1))
+        to_key, to_value = torch.split(expansion, [shape.nope_dim, shape.value_dim], dim=1)
+        nope, turned = torch.split(shape.heads_of(queries), [shape.nope_dim, shape.rope_dim], dim=2)
         latent = torch.bmm(nope.transpose(0, 1), to_key).transpose(0, 1)
         out = functional.scaled_dot_product_attention(
             torch.cat([latent, turned], dim=2).unsqueeze(1),
@@ -48,9 +47,9 @@ class _Layer:
     def long(self, queries: Tensor, row: LongRow) -> Tensor:
         """Makes the keys and values of the whole context."""
         shape = self.shape
-        latent, shared = row.gather(self.cache).split([shape.latent_dim, shape.rope_dim], dim=1)
+        latent, shared = torch.split(row.gather(self.cache), [shape.latent_dim, shape.rope_dim], dim=1)
         expanded = torch.unflatten(functional.linear(latent, self.expansion), 1, (shape.heads, -1))
-        k, v = expanded.split([shape.nope_dim, shape.value_dim], dim=2)
+        k, v = torch.split(expanded, [shape.nope_dim, shape.value_dim], dim=2)
         k = torch.cat([k, shared.unsqueeze(1).expand(-1, shape.heads, -1)], dim=2)
         # Torch's fused kernel wants values as wide as keys.
         v = functional.pad(v, (0, max(k.shape[2] - shape.value_dim, 0)))

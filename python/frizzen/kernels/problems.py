@@ -6,16 +6,22 @@ is left is the candidate's own error. Sizes are ragged on purpose: one token, an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
-from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from frizzen.kernels import moe_problems, moe_reference, reference
+from frizzen.kernels import (
+    family_problems,
+    mla_reference,
+    moe_problems,
+    moe_reference,
+    reference,
+    sparsemixer,
+)
 from frizzen.kernels.facts import Facts, ShapeValue
 from frizzen.kernels.kv_layout import LAYOUTS, allocate
 from frizzen.kernels.ops import (
@@ -29,9 +35,9 @@ from frizzen.kernels.ops import (
     ROPE,
 )
 from frizzen.kernels.plan import Candidate, Op, Reason
-from frizzen.step import StepContext
+from frizzen.kernels.problem_inputs import Inputs, Run, paged_step
 
-__all__ = ["OPS", "SHAPES", "TOLERANCE", "Inputs", "disagreement", "paged_step"]
+__all__ = ["OPS", "SHAPES", "TOLERANCE", "Inputs", "Run", "disagreement", "paged_step"]
 
 OPS: tuple[Op[Any], ...] = (
     LINEAR,
@@ -43,31 +49,13 @@ OPS: tuple[Op[Any], ...] = (
     ROPE,
     ATTENTION_PAGED,
     *moe_problems.OPS,
+    *family_problems.OPS,
 )
 
 TOLERANCE = {torch.float32: (1e-4, 1e-5), torch.bfloat16: (2e-2, 2e-2), torch.float16: (3e-3, 3e-3)}
 """Absolute and relative error that a kernel may have, by dtype; outputs are of the order of 1."""
 
 _TOKENS = (1, 2, 7, 33, 130)
-
-
-@dataclass(frozen=True, slots=True)
-class Inputs:
-    """Draws tensors: always the same numbers for a seed, rounded to one dtype and handed out in another."""
-
-    generator: torch.Generator
-    rounded_to: torch.dtype
-    dtype: torch.dtype
-    device: torch.device
-
-    def normal(self, *shape: int, scale: float = 1.0) -> Tensor:
-        """Normal values of a dtype's precision."""
-        drawn = torch.randn(shape, generator=self.generator) * scale
-        return drawn.to(self.rounded_to).to(self.dtype).to(self.device)
-
-
-Run = Callable[[Any, Facts, Inputs], dict[str, Tensor]]
-"""Prepares a kernel, calls it, and returns everything that its contract says it wrote."""
 
 
 def _linear(tokens: int, halves: int = 1) -> Run:
@@ -87,7 +75,12 @@ def _norm(tokens: int, constants: int = 1) -> Run:
         norm = kernel.prepare(*(inputs.normal(size) for _ in range(constants)), 1e-5)
         x, residual = inputs.normal(tokens, size), inputs.normal(tokens, size)
         apart = norm(inputs.normal(tokens, size + 3)[:, 3:], None)
-        return {"plain": norm(x.clone(), None), "apart": apart, "added": norm(x, residual), "residual": residual}
+        return {
+            "plain": norm(x.clone(), None),
+            "apart": apart,
+            "added": norm(x, residual),
+            "residual": residual,
+        }
 
     return run
 
@@ -122,35 +115,6 @@ def _rope(tokens: int) -> Run:
         return {"q": qkv[:, : heads * dim], "k": cache.k, "v": cache.v}
 
     return run
-
-
-def paged_step(
-    rows: Sequence[tuple[int, int]], block_size: int, generator: torch.Generator, device: torch.device
-) -> tuple[StepContext, int]:
-    """A step of rows ``(context, query)``, those of one token first; and how many blocks it needs."""
-    widths = [-(-context // block_size) for context, _ in rows]
-    order = (torch.randperm(sum(widths), generator=generator) + 1).int()
-    table = torch.zeros(len(rows), max(widths), dtype=torch.int32)
-    for row, (width, end) in enumerate(zip(widths, accumulate(widths), strict=True)):
-        table[row, :width] = order[end - width : end]
-    positions = torch.cat([torch.arange(context - query, context) for context, query in rows])
-    row_of = torch.repeat_interleave(torch.arange(len(rows)), torch.tensor([query for _, query in rows]))
-    slots = table[row_of, positions // block_size].long() * block_size + positions % block_size
-    step = StepContext(
-        positions=positions.to(device),
-        slots=slots.to(device),
-        query_start=torch.tensor(
-            [0, *accumulate(query for _, query in rows)], dtype=torch.int32, device=device
-        ),
-        seq_lens=torch.tensor([context for context, _ in rows], dtype=torch.int32, device=device),
-        block_table=table.to(device),
-        num_rows=len(rows),
-        num_single=sum(query == 1 for _, query in rows),
-        num_tokens=len(positions),
-        max_query=max(query for _, query in rows),
-        max_context=max(context for context, _ in rows),
-    )
-    return step, sum(widths) + 1
 
 
 def _attention(*rows: tuple[int, int]) -> Run:
@@ -188,6 +152,7 @@ def _runs(op: str) -> Iterator[tuple[str, Run]]:
         return
     if op != ATTENTION_PAGED.name:
         yield from moe_problems.runs(op)
+        yield from family_problems.runs(op)
         return
     yield "one decode", _attention((1, 1))
     yield "decodes", _attention((5, 1), (16, 1), (17, 1), (130, 1), (1, 1))
@@ -227,18 +192,34 @@ SHAPES: Mapping[str, tuple[Mapping[str, ShapeValue], ...]] = {
         for layout in LAYOUTS
     ),
     ATTENTION_PAGED.name: tuple(
-        {**_dense(heads, kv_heads, dim), "scale": dim**-0.5, "window": window, "block_size": block_size}
-        for heads, kv_heads, dim, block_size in (
-            (9, 3, 64, 16),
-            (4, 4, 16, 8),
-            (8, 1, 80, 16),
-            (4, 2, 128, 32),
+        {
+            **_dense(heads, kv_heads, dim),
+            "scale": dim**-0.5,
+            "window": window,
+            "block_size": block_size,
+            "sinks": sinks,
+        }
+        for heads, kv_heads, dim, block_size, sinks in (
+            (9, 3, 64, 16, False),
+            (4, 4, 16, 8, False),
+            (8, 1, 80, 16, False),
+            (4, 2, 128, 32, False),
+            (8, 2, 64, 16, True),
         )
         for window in (0, 24)
     ),
     **moe_problems.SHAPES,
+    **family_problems.SHAPES,
 }
 """Shapes for the conformance test, by op: real ones, and ones that no tile divides."""
+
+
+_ORACLES = (
+    *reference.CANDIDATES,
+    *moe_reference.CANDIDATES,
+    *mla_reference.CANDIDATES,
+    *sparsemixer.CANDIDATES,
+)
 
 
 def disagreement(op: Op[Any], candidate: Candidate, facts: Facts, kernel: Any) -> Reason | None:
@@ -247,7 +228,7 @@ def disagreement(op: Op[Any], candidate: Candidate, facts: Facts, kernel: Any) -
     A plan builder's ``check``.
     """
     oracle_facts = replace(facts, dtype=torch.float32)
-    oracles = {entry.op: entry for entry in (*reference.CANDIDATES, *moe_reference.CANDIDATES)}
+    oracles = {entry.op: entry for entry in _ORACLES}
     oracle = oracles[op.name].build(oracle_facts)
     absolute, relative = TOLERANCE[facts.dtype]
     device = torch.device(facts.device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -19,7 +20,10 @@ from frizzen.kernels.ops import (
 )
 from frizzen.kernels.plan import Op, PlanBuilder
 from frizzen.kernels.torch_ops import embedding
-from frizzen.loading.checkpoint import Weights
+
+if TYPE_CHECKING:
+    # The loader builds models out of layers: at run time, layers know nothing of it.
+    from frizzen.loading.checkpoint import Weights
 
 __all__ = ["BuildContext", "Map", "Norm"]
 

@@ -30,12 +30,12 @@ class LatentAttention:
         self._split = [mla.query_rank or query_width, latent_dim + mla.rope_dim]
         self._query: Map | None = None
         if mla.query_rank:
-            self._down = context.linear("latent", "attention.q_a", "attention.kv_a", bias=mla.bias)
+            self._down = context.linear("latent", "attention.q_a", "attention.kv_a", bias=False)
             norm = context.norm("q_norm", "attention.q_norm", _NORM_EPS)
             up = context.linear("q", "attention.q_b", bias=False)
             self._query = lambda x: up(norm(x, None))
         else:
-            self._down = context.linear("latent", "attention.q", "attention.kv_a", bias=False)
+            self._down = context.linear("q_latent", "attention.q", "attention.kv_a", bias=False)
         self._kv_norm = context.take("attention.kv_norm")
         self._expansion = context.take("attention.kv_b.weight")
         self.kernel = context.plan.resolve(
@@ -45,7 +45,7 @@ class LatentAttention:
             layer=context.layer,
             value_dim=mla.value_dim,
             latent_dim=latent_dim,
-            scale=config.attention_scale or (mla.nope_dim + mla.rope_dim) ** -0.5,
+            scale=mla.scale,
             block_size=context.block_size,
             **sizes,
         )
@@ -57,7 +57,7 @@ class LatentAttention:
             latent_dim=latent_dim,
             **sizes,
         )
-        self._out = context.linear("attention_out", "attention.out", bias=mla.bias)
+        self._out = context.linear("attention_out", "attention.out", bias=False)
         self._device = context.device
         self._rope: LatentRope = _without_cache
         self._attend: LatentAttend = _without_cache

@@ -20,12 +20,19 @@ Progress = Callable[[int, int], None]
 """Called with (parameters read, parameters in total)."""
 
 
+def _itself(tensor: Tensor) -> Tensor:
+    return tensor
+
+
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A tensor of a checkpoint."""
+    """A tensor of a checkpoint, and what of it is read."""
 
     name: str
     shape: tuple[int, ...]
+    """Of the whole tensor."""
+    part: Callable[[Tensor], Tensor] = _itself
+    """A view of it."""
     packed: bool = False
     """Its bytes (uint8) stand for something else, as in MXFP4; otherwise it holds floating-point numbers."""
 
@@ -35,13 +42,8 @@ class Source:
     """How a checkpoint holds a parameter: as one tensor, as a part of one, or as several."""
 
     tensors: tuple[Stored, ...]
-    value: Callable[..., Tensor]
-    """Of these tensors: the parameter. A view where it can be, since it is copied into its place."""
-
-    @classmethod
-    def whole(cls, name: str, shape: tuple[int, ...]) -> Source:
-        """A tensor as it is."""
-        return cls((Stored(name, shape),), _itself)
+    value: Callable[..., Tensor] | None = None
+    """Makes the parameter of the parts, which were brought to its device; None if it is the only part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +63,13 @@ class Parameter:
 
     def hf_source(self, names: Collection[str]) -> Source | None:
         """The way in which a checkpoint with these tensors holds it; if none is complete, the nearest."""
-        own = () if self.hf is None else (Source.whole(self.hf, self.shape),)
+        own = () if self.hf is None else (Source((Stored(self.hf, self.shape),)),)
         sources = (*own, *self.sources)
         return max(
             sources,
             key=lambda source: sum(stored.name in names for stored in source.tensors) / len(source.tensors),
             default=None,
         )
-
-
-def _itself(tensor: Tensor) -> Tensor:
-    return tensor
 
 
 class Checkpoint(Protocol):

@@ -98,15 +98,20 @@ class HfConfig:
             found += value if isinstance(value, list) else [] if value is None else [value]
         return tuple(dict.fromkeys(found))
 
-    def rope(self, head_dim: int, default_theta: float) -> RopeConfig:
-        """The rotary embedding, in the spelling of transformers 5 (``rope_parameters``) or the older one."""
+    def with_rope(self) -> HfConfig:
+        """A copy with the rope's parameters on top, as transformers 5 spells them or as it was before."""
         parameters = self.values.get("rope_parameters") or self.values.get("rope_scaling") or {}
         if not isinstance(parameters, dict) or any(isinstance(value, dict) for value in parameters.values()):
             raise UnsupportedModelError(
                 f"{self.path}: rope parameters per layer type are not supported: {parameters}"
             )
-        nested = self.replaced(**parameters)
         kind = parameters.get("rope_type", parameters.get("type", "default"))
+        return self.replaced(**{**parameters, "rope_type": str(kind)})
+
+    def rope(self, head_dim: int, default_theta: float) -> RopeConfig:
+        """The rotary embedding."""
+        nested = self.with_rope()
+        kind = nested.values["rope_type"]
         dim = int(head_dim * nested.number("partial_rotary_factor", 1.0))
         for key, owner in _ROPE_KEYS.items():
             if kind != owner:
@@ -114,7 +119,7 @@ class HfConfig:
         return RopeConfig(
             theta=nested.number("rope_theta", default_theta),
             rotary_dim=dim,
-            kind=str(kind),
+            kind=kind,
             factor=nested.number("factor", 1.0),
             original_max_position=nested.integer(
                 "original_max_position_embeddings", self.integer("max_position_embeddings")

@@ -79,7 +79,7 @@ def load_model(request: LoadRequest, plan: PlanBuilder) -> CausalLM:
             source.family.parameters(source.config),
             dtype,
             device,
-            ignored=(*source.family.ignored, *((r"^lm_head\.weight$",) if source.config.tied else ())),
+            ignored=_ignored(source),
             progress=request.progress,
         )
         return source.family.build(
@@ -88,6 +88,15 @@ def load_model(request: LoadRequest, plan: PlanBuilder) -> CausalLM:
     finally:
         source.checkpoint.close()
         _return_free_memory()
+
+
+def _ignored(source: _Source) -> tuple[str, ...]:
+    """Patterns of tensors that a checkpoint may hold and the model does not use."""
+    config, patterns = source.config, list(source.family.ignored)
+    if config.tied:
+        patterns.append(r"^lm_head\.weight$")
+    extra = range(config.num_layers, config.num_layers + config.extra_layers)
+    return (*patterns, *(rf"^model\.layers\.{layer}\." for layer in extra))
 
 
 def _choose_dtype(name: str, plan: PlanBuilder) -> torch.dtype:

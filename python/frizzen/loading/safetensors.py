@@ -84,7 +84,10 @@ class SafetensorsCheckpoint:
         source = parameter.hf_source(self._entries)
         if source is None:
             raise LoadError(f"{self._path} cannot hold {parameter.name}: it has no name in this format")
-        out.copy_(source.value(*(self._tensor(stored) for stored in source.tensors)))
+        parts = [stored.part(self._tensor(stored)) for stored in source.tensors]
+        out.copy_(
+            parts[0] if source.value is None else source.value(*(part.to(out.device) for part in parts))
+        )
 
     def _tensor(self, stored: Stored) -> Tensor:
         entry, dtypes = self._entries[stored.name], _PACKED if stored.packed else _DTYPES

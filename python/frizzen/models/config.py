@@ -145,8 +145,8 @@ class MlaConfig:
     nope_dim: int
     rope_dim: int
     value_dim: int
-    bias: bool = False
-    """On the projections to the latent vectors and on that of the output."""
+    scale: float
+    """Multiplies the products of queries and keys."""
 
     def __post_init__(self) -> None:
         for name in ("latent_dim", "nope_dim", "rope_dim", "value_dim"):

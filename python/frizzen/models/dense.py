@@ -6,21 +6,26 @@ The dense families are this and little else; ``moe`` and ``mla`` have the parts 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
+
+import torch
+from torch import Tensor
 
 from frizzen.layers.attention import Attention
 from frizzen.layers.build import BuildContext, Map
-from frizzen.layers.decoder import DecoderLayer, FeedForward
+from frizzen.layers.decoder import AttentionLayer, DecoderLayer, FeedForward
+from frizzen.layers.mla import LatentAttention
 from frizzen.layers.mlp import GatedMlp
 from frizzen.layers.moe import ExpertLoad, MoeLayer
 from frizzen.layers.rotary import Rotary
-from frizzen.loading.checkpoint import Parameter
+from frizzen.loading.checkpoint import Parameter, Source, Stored
 from frizzen.loading.gguf import GgufMetadata
 from frizzen.loading.hf_config import HfConfig
 from frizzen.models.base import CausalLM
 from frizzen.models.config import DecoderConfig, RopeConfig, check_layers
 
-__all__ = ["IGNORED", "build", "from_gguf", "from_hf", "parameters"]
+__all__ = ["IGNORED", "build", "from_gguf", "from_hf", "halves_apart", "parameters"]
 
 IGNORED = (r"rotary_emb\.inv_freq$",)
 """Old checkpoints carry the rope frequencies, which follow from the configuration."""
@@ -153,9 +158,14 @@ def _attention_parameters(
     query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     heads = (config.num_heads, config.num_kv_heads) if gguf_interleaved else (0, 0)
     add_linear = partial(_linear_parameters, add)
+    q = add_linear("attention.q", (query, hidden), "self_attn.q_proj", "attn_q", config.qkv_bias, heads[0])
+    k = add_linear("attention.k", (key, hidden), "self_attn.k_proj", "attn_k", config.qkv_bias, heads[1])
+    if config.interleaved_rope:
+        q = [halves_apart(entry, config.num_heads) for entry in q]
+        k = [halves_apart(entry, config.num_kv_heads) for entry in k]
     found = [
-        *add_linear("attention.q", (query, hidden), "self_attn.q_proj", "attn_q", config.qkv_bias, heads[0]),
-        *add_linear("attention.k", (key, hidden), "self_attn.k_proj", "attn_k", config.qkv_bias, heads[1]),
+        *q,
+        *k,
         *add_linear("attention.v", (key, hidden), "self_attn.v_proj", "attn_v", config.qkv_bias),
         *add_linear("attention.out", (hidden, query), "self_attn.o_proj", "attn_output", config.output_bias),
     ]
@@ -168,6 +178,23 @@ def _attention_parameters(
     if config.sinks:
         found.append(add("attention.sinks", (config.num_heads,), "self_attn.sinks", "attn_sinks.weight"))
     return found
+
+
+def halves_apart(parameter: Parameter, heads: int, kept: int = 0) -> Parameter:
+    """A parameter whose checkpoints have the two rows of each of a head's rope pairs side by side.
+
+    The first ``kept`` rows of a head stay where they are.
+    """
+    if parameter.hf is None:
+        raise ValueError(f"{parameter.name} has no tensor of its own")
+    source = Source((Stored(parameter.hf, parameter.shape),), partial(_halves_apart, heads, kept))
+    return replace(parameter, hf=None, sources=(source,))
+
+
+def _halves_apart(heads: int, kept: int, rows: Tensor) -> Tensor:
+    by_head = torch.unflatten(rows, 0, (heads, -1))
+    pairs = torch.unflatten(by_head[:, kept:], 1, (-1, 2))
+    return torch.cat([by_head[:, :kept], pairs.transpose(1, 2).flatten(1, 2)], dim=1).view(rows.shape)
 
 
 def _norm_parameters(
@@ -218,7 +245,11 @@ def build(config: DecoderConfig, context: BuildContext) -> CausalLM:
     layers = []
     for index, window in enumerate(config.windows):
         at_layer = context.at_layer(index)
-        attention = Attention(at_layer, config, window)
+        attention: AttentionLayer
+        if config.mla:
+            attention = LatentAttention(at_layer, config, config.mla)
+        else:
+            attention = Attention(at_layer, config, window)
         feed_forward: FeedForward
         if moe and load and index in moe.layers:
             feed_forward = MoeLayer(at_layer, moe, load)

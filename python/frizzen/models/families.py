@@ -5,7 +5,23 @@ from __future__ import annotations
 from frizzen.errors import UnsupportedModelError
 from frizzen.loading.gguf import GgufMetadata
 from frizzen.loading.hf_config import HfConfig
-from frizzen.models import llama, mistral, qwen2, qwen3, qwen3_moe
+from frizzen.models import (
+    deepseek_v2,
+    deepseek_v3,
+    ernie4_5_moe,
+    glm4_moe,
+    gpt_oss,
+    granite_moe,
+    llama,
+    mistral,
+    mixtral,
+    olmoe,
+    phi_moe,
+    qwen2,
+    qwen2_moe,
+    qwen3,
+    qwen3_moe,
+)
 from frizzen.models.base import Family
 
 __all__ = ["FAMILIES", "family_of_gguf", "family_of_hf"]
@@ -15,7 +31,17 @@ FAMILIES: tuple[Family, ...] = (
     mistral.FAMILY,
     qwen2.FAMILY,
     qwen3.FAMILY,
+    qwen2_moe.FAMILY,
     qwen3_moe.FAMILY,
+    mixtral.FAMILY,
+    olmoe.FAMILY,
+    granite_moe.FAMILY,
+    phi_moe.FAMILY,
+    ernie4_5_moe.FAMILY,
+    glm4_moe.FAMILY,
+    deepseek_v2.FAMILY,
+    deepseek_v3.FAMILY,
+    gpt_oss.FAMILY,
 )
 
 

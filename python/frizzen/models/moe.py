@@ -13,12 +13,16 @@ from frizzen.errors import UnsupportedModelError
 from frizzen.loading.checkpoint import Parameter, Source, Stored
 from frizzen.loading.hf_config import HfConfig
 from frizzen.models import dense
+from frizzen.models.base import Family
 from frizzen.models.config import DecoderConfig, MoeConfig
 
 __all__ = [
+    "GATE_UP_DOWN",
+    "W1_W3_W2",
     "ExpertPart",
     "ExpertSource",
     "Names",
+    "family",
     "feed_forward_parameters",
     "fused",
     "parameters",
@@ -73,7 +77,7 @@ def per_expert(pattern: str, gate: str, up: str, down: str) -> ExpertSource:
 
     def source(part: ExpertPart) -> Source:
         name = f"{part.prefix}{pattern.format(part.expert)}.{leaves[part.matrix]}.{part.kind}"
-        return Source.whole(name, part.shape)
+        return Source((Stored(name, part.shape),))
 
     return source
 
@@ -84,12 +88,45 @@ def fused(gate_up: str, down: str) -> ExpertSource:
     def source(part: ExpertPart) -> Source:
         count, hidden, inner = part.experts, part.hidden, part.inner
         if part.matrix == "down":
-            return Source((Stored(part.prefix + down, (count, hidden, inner)),), itemgetter(part.expert))
+            stored = Stored(part.prefix + down, (count, hidden, inner), itemgetter(part.expert))
+            return Source((stored,))
         rows = slice(0, inner) if part.matrix == "gate" else slice(inner, 2 * inner)
-        stored = Stored(part.prefix + gate_up, (count, 2 * inner, hidden))
-        return Source((stored,), itemgetter((part.expert, rows)))
+        return Source(
+            (Stored(part.prefix + gate_up, (count, 2 * inner, hidden), itemgetter((part.expert, rows))),)
+        )
 
     return source
+
+
+GATE_UP_DOWN = (
+    per_expert("mlp.experts.{}", "gate_proj", "up_proj", "down_proj"),
+    fused("mlp.experts.gate_up_proj", "mlp.experts.down_proj"),
+)
+"""Most families' experts: as they are published, and as newer versions of transformers can save them."""
+
+W1_W3_W2 = (
+    per_expert("block_sparse_moe.experts.{}", "w1", "w3", "w2"),
+    fused("mlp.experts.gate_up_proj", "mlp.experts.down_proj"),
+)
+"""Mixtral's and Phi's."""
+
+
+def family(
+    *architectures: str,
+    from_hf: Callable[[HfConfig], DecoderConfig],
+    parameters: Callable[[DecoderConfig], list[Parameter]],
+    ignored: tuple[str, ...] = (),
+) -> Family:
+    """A family that is read from Hugging Face checkpoints only."""
+    return Family(
+        architectures=architectures,
+        gguf_architectures=(),
+        from_hf=from_hf,
+        from_gguf=dense.from_gguf,
+        parameters=parameters,
+        build=dense.build,
+        ignored=(*dense.IGNORED, *ignored),
+    )
 
 
 def parameters(names: Names, config: DecoderConfig) -> list[Parameter]:
@@ -147,7 +184,7 @@ def _parameter(
     """With one of ``spellings``; stored with leading dimensions of 1 up to ``stored_dim``."""
     stored_shape = (1,) * (stored_dim - len(shape)) + shape
     sources = tuple(
-        Source((Stored(hf + spelling, stored_shape),), partial(_viewed, shape)) for spelling in spellings
+        Source((Stored(hf + spelling, stored_shape, partial(_viewed, shape)),)) for spelling in spellings
     )
     return Parameter(prefix + name, shape, None, None, sources=sources)
 

@@ -7,7 +7,6 @@ from functools import partial
 
 from frizzen.loading.hf_config import HfConfig
 from frizzen.models import dense, moe
-from frizzen.models.base import Family
 from frizzen.models.config import DecoderConfig, MoeConfig
 from frizzen.models.qwen2 import sliding_window
 
@@ -15,10 +14,7 @@ __all__ = ["FAMILY"]
 
 _NAMES = moe.Names(
     router=("mlp.gate",),
-    experts=(
-        moe.per_expert("mlp.experts.{}", "gate_proj", "up_proj", "down_proj"),
-        moe.fused("mlp.experts.gate_up_proj", "mlp.experts.down_proj"),
-    ),
+    experts=moe.GATE_UP_DOWN,
 )
 
 
@@ -37,12 +33,4 @@ def _from_hf(raw: HfConfig) -> DecoderConfig:
     )
 
 
-FAMILY = Family(
-    architectures=("Qwen3MoeForCausalLM",),
-    gguf_architectures=(),
-    from_hf=_from_hf,
-    from_gguf=dense.from_gguf,
-    parameters=partial(moe.parameters, _NAMES),
-    build=dense.build,
-    ignored=dense.IGNORED,
-)
+FAMILY = moe.family("Qwen3MoeForCausalLM", from_hf=_from_hf, parameters=partial(moe.parameters, _NAMES))

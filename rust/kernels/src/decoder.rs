@@ -1,7 +1,8 @@
 //! All layers of a dense decoder in one parallel region.
 //!
 //! The same kernels as one call per operator, with a barrier of a fraction of a microsecond between them in place of a
-//! call through Python and a new region. Only the gated product keeps its intermediate results unrounded.
+//! call through Python and a new region. In bfloat16 there is one rounding less: a product is added to the residual
+//! stream before it is rounded.
 
 use crate::attention::{Attention, QueryTile, attention};
 use crate::cache::Cache;

@@ -13,8 +13,10 @@ use crate::parallel::Team;
 use crate::rows::{Rows, RowsMut};
 use crate::simd::{Kernel, Level, Simd};
 
-/// Inputs of the rows that one task keeps in its core's cache while the panels stream past them, in bytes.
+/// Inputs of the rows that a core keeps in its cache while the panels stream past them, in bytes.
 const CHUNK_BYTES: usize = 256 << 10;
+/// Fewest rows of a chunk, whatever their size: the weights are read from memory once per chunk.
+const CHUNK_ROWS: usize = 64;
 
 /// What happens to a result.
 #[derive(Clone, Copy)]
@@ -102,14 +104,15 @@ pub fn gated_linear<E: Element>(level: Level, team: Team<'_>, job: &GatedLinear<
     level.dispatch(Run { team, x: job.x, work: *job });
 }
 
-/// What to do with the rows `first..first + R` and one panel. All `#[inline(always)]`.
+/// What is done with a few rows and one panel. All `#[inline(always)]`.
 trait Work: Copy {
     type E: Element;
     fn panels(&self) -> usize;
-    /// `share` of `shares` of the next panels is to be brought into the cache.
-    fn tile<S: Simd, const R: usize, const V: usize>(&self, s: S, rows: usize, panel: usize, share: Share);
+    /// Computes rows `first..first + R` and the columns of one panel.
+    fn tile<S: Simd, const R: usize, const V: usize>(&self, s: S, first: usize, panel: usize, share: Share);
 }
 
+/// Which pass over a panel this is, of how many.
 #[derive(Clone, Copy)]
 struct Share {
     index: usize,
@@ -136,7 +139,7 @@ impl<W: Work> Run<'_, W> {
     #[inline(always)]
     fn go<S: Simd, const MAX: usize, const V: usize>(self, s: S) {
         let rows = self.x.rows();
-        let most = (CHUNK_BYTES / (self.x.cols() * size_of::<W::E>())).max(MAX) / MAX * MAX;
+        let most = (CHUNK_BYTES / (self.x.cols() * size_of::<W::E>())).max(CHUNK_ROWS) / MAX * MAX;
         let chunks = rows.div_ceil(most);
         let panels = self.work.panels();
         for task in self.team.tasks(chunks * panels) {

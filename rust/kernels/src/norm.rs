@@ -47,7 +47,8 @@ impl<E: Element> Kernel for NormKernel<'_, E> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let job = &self.job;
-        let (rows, per_task) = grouped(job.out.rows(), job.weight.len());
+        let rows = job.out.rows();
+        let per_task = (TASK_ELEMENTS / job.weight.len().max(1)).max(1);
         for task in self.team.tasks(rows.div_ceil(per_task)) {
             for t in task * per_task..rows.min((task + 1) * per_task) {
                 // SAFETY: one task per row; the view of the residual is exclusive.
@@ -69,11 +70,6 @@ impl<E: Element> Kernel for NormKernel<'_, E> {
         }
         self.team.barrier();
     }
-}
-
-/// Rows, and how many of them make a task of a sensible size.
-fn grouped(rows: usize, cols: usize) -> (usize, usize) {
-    (rows, (TASK_ELEMENTS / cols.max(1)).max(1))
 }
 
 #[inline(always)]

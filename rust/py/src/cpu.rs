@@ -20,7 +20,8 @@ use pyo3::prelude::*;
 
 /// Adds the module.
 pub(crate) fn register(parent: &Bound<'_, PyModule>) -> PyResult<()> {
-    let module = PyModule::new(parent.py(), "cpu")?;
+    let module = PyModule::new(parent.py(), "frizzen._core.cpu")?;
+    module.add_function(wrap_pyfunction!(level, &module)?)?;
     module.add_class::<Kernels>()?;
     module.add_class::<linear::PackedMatrix>()?;
     module.add_class::<linear::Linear>()?;
@@ -30,9 +31,15 @@ pub(crate) fn register(parent: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<attention::Attention>()?;
     module.add_class::<attention::Tiles>()?;
     module.add_class::<decoder::Decoder>()?;
-    parent.add_submodule(&module)?;
+    parent.add("cpu", &module)?;
     // `import frizzen._core.cpu` looks there: an extension module is no package.
     parent.py().import("sys")?.getattr("modules")?.set_item("frizzen._core.cpu", module)
+}
+
+/// Name of the instruction set that the kernels use on this machine.
+#[pyfunction]
+fn level() -> &'static str {
+    Level::detect().name()
 }
 
 /// Threads to compute on, and the instruction set to compute with.
@@ -57,12 +64,6 @@ impl Kernels {
             None => Executor::threads(threads)?,
         };
         Ok(Self(Arc::new(Machine { executor, level: Level::detect() })))
-    }
-
-    /// Name of the instruction set.
-    #[getter]
-    fn level(&self) -> &'static str {
-        self.0.level.name()
     }
 
     /// Whose threads: `openmp`, `threads`, or `serial` for the caller alone.
@@ -160,6 +161,11 @@ impl Numbers {
             E::wrap(data)
         })
     }
+}
+
+/// Both slices of a pair.
+pub(crate) fn pair<E: Stored>((first, second): &(Numbers, Numbers)) -> (&[E], &[E]) {
+    (E::of(first), E::of(second))
 }
 
 pub(crate) fn at<E>(address: usize) -> *const E {

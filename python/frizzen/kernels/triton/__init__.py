@@ -30,6 +30,8 @@ from frizzen.kernels.plan import Candidate, Reason
 __all__ = ["CANDIDATES"]
 
 _RANK = 50
+_FEWEST_GROUPED = 16
+"""Experts of a router with groups: fewer are padded to the narrowest product, which has no whole groups."""
 
 
 def _requires(facts: Facts) -> Reason | None:
@@ -47,6 +49,8 @@ def _requires_power_of_two_groups(facts: Facts) -> Reason | None:
     groups, experts = Routing.of(facts).groups, facts.size("experts")
     if groups > 1 and (experts & (experts - 1) or groups & (groups - 1)):
         return Reason("shape", f"{groups} groups of {experts} experts: both must be powers of two")
+    if groups > 1 and experts < _FEWEST_GROUPED:
+        return Reason("shape", f"{groups} groups of {experts} experts, at least {_FEWEST_GROUPED} are needed")
     return _requires(facts)
 
 

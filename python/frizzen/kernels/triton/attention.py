@@ -1,9 +1,8 @@
 """Paged attention: one kernel for decodes, verification widths and prefill chunks, each with its own tile.
 
 A tile holds ``BLOCK_M`` (token, query head) pairs of one row that share a key-value head: the tokens of a tile times the
-group of heads. So a decode fills a tile with its group and a key is read once for all of it. A tile's context may be cut
-into splits, run by different programs; the program that finishes last merges them (it knows by a counter, which it sets
-back to zero), so no second launch is needed.
+group of heads. So a decode fills a tile with its group and a key is read once for all of it. Where the batch alone cannot
+keep the device busy, a tile's context is cut into splits, run by different programs and merged by a second launch.
 
 What a captured graph depends on: ``num_rows``, ``num_single``, ``num_tokens`` and upper bounds of ``max_query`` and
 ``max_context``. Row borders, lengths and blocks are read on the device, so a replay is right for any lengths within the
@@ -26,14 +25,16 @@ from torch import Tensor
 from frizzen.kernels.facts import Facts
 from frizzen.kernels.kv_layout import allocate
 from frizzen.kernels.ops import KVCache
-from frizzen.kernels.triton.launch import Target, await_inputs, multiply_add, precision, round_up_power
+from frizzen.kernels.triton.launch import Target, await_inputs, multiply_add, precision, release_next, round_up_power
 from frizzen.step import StepContext
 
 __all__ = ["PagedAttention", "Tile"]
 
 _LOG2E = 1.4426950408889634
-_SPLIT_LEAST = 64
-"""Fewest keys of a split: below that, merging costs more than reading."""
+_SPLIT_FROM = 512
+"""Longest context that is not worth a second launch."""
+_SPLIT_LEAST = 128
+"""Fewest keys of a split."""
 _SPLIT_MOST = 4096
 """Most keys of a split of a row with few tokens: it must not keep one program busy when all others are done."""
 _MAX_SPLITS = 64
@@ -82,20 +83,21 @@ def _attend_keys(
             k = tl.load(keys + at[None, :] + column[:, None])
         else:
             k = tl.load(keys + at[None, :] + column[:, None], mask=wide[:, None], other=0.0)
-        score = multiply_add(q, k, tl.zeros([q.shape[0], BLOCK_N], tl.float32), PRECISION) * scale
+        score = multiply_add(q, k, tl.zeros([q.shape[0], BLOCK_N], tl.float32), PRECISION)
         if SOFTCAP:
             # tanh by the exponential: exact enough, and safe for any score.
-            score = softcap * (1 - 2 / (tl.exp2(2 * 1.4426950408889634 * score / softcap) + 1))
-            score *= 1.4426950408889634
+            score = softcap * (1 - 2 / (tl.exp2(2 * scale * score / softcap) + 1))
         if MASKED:
             seen = (position[None, :] <= query_position[:, None]) & there[None, :]
             if WINDOW > 0:
                 seen &= position[None, :] > query_position[:, None] - WINDOW
             score = tl.where(seen, score, float("-inf"))
-        higher = tl.maximum(peak, tl.max(score, axis=1))
+        # Softmax to the base 2, with its factor in the same operation as the subtraction.
+        factor = 1.4426950408889634 if SOFTCAP else scale
+        higher = tl.maximum(peak, tl.max(score, axis=1) * factor)
         # A query that has seen no key yet keeps a peak of -inf: subtract 0 instead, so that no NaN arises.
         base = tl.where(higher == float("-inf"), 0.0, higher) if MASKED else higher
-        weight = tl.exp2(score - base[:, None])
+        weight = tl.exp2(score * factor - base[:, None])
         shrink = tl.exp2(peak - base)
         if MASKED:
             v = tl.load(values + at[:, None] + column[None, :], mask=there[:, None] & wide[None, :], other=0.0)
@@ -125,29 +127,27 @@ def _find_row(query_start, tile, first_row, last_row, BLOCK_Q: tl.constexpr):
 
 
 @triton.jit
-def _merge(
-    partial, partial_peak, partial_norm, first, active, pair, column, mask, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr
-):  # fmt: skip
-    """Adds up ``active`` splits. Other programs wrote them: they are read past the first-level cache, which does not see that."""
-    split = tl.arange(0, 64)
-    slots = (first + split).to(tl.int64)[:, None] * BLOCK_M + pair[None, :]
-    active_slots = (split < active)[:, None]
-    peaks = tl.load(partial_peak + slots, mask=active_slots, other=float("-inf"), cache_modifier=".cg")
-    norms = tl.load(partial_norm + slots, mask=active_slots, other=0.0, cache_modifier=".cg")
-    peak = tl.max(peaks, axis=0)
-    base = tl.where(peak == float("-inf"), 0.0, peak)
-    norm = tl.sum(norms * tl.exp2(peaks - base[None, :]), axis=0)
-    total = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
-    for start in range(0, active, 8):
-        # Unrolled, so that eight loads are on their way at once.
-        for ahead in tl.static_range(8):
-            there = start + ahead < active
-            slot = (first + start + ahead).to(tl.int64) * BLOCK_M + pair
-            own = tl.load(partial_peak + slot, mask=there, other=float("-inf"), cache_modifier=".cg")
-            at = partial + slot[:, None] * BLOCK_D + column[None, :]
-            values = tl.load(at, mask=mask & there, other=0.0, cache_modifier=".cg")
-            total += values * tl.exp2(own - base)[:, None]
-    return total, peak, norm
+def _tile_place(query_start, seq_lens, tile, first_row, last_row, SEARCH: tl.constexpr, BLOCK_Q: tl.constexpr):
+    """Row of a tile, its number in the row, and the row's first token, tokens and context."""
+    row = first_row + tile
+    tile_in_row = 0
+    if SEARCH:
+        row, tile_in_row = _find_row(query_start, tile, first_row, last_row, BLOCK_Q)
+    first_token = tl.load(query_start + row)
+    width = tl.load(query_start + row + 1) - first_token
+    return row, tile_in_row, first_token, width, tl.load(seq_lens + row)
+
+
+@triton.jit
+def _finish(total, peak, norm, sink, SINKS: tl.constexpr):
+    """The weighted mean of the values; a sink takes its part of the weight and has no value."""
+    if SINKS:
+        sink *= 1.4426950408889634
+        higher = tl.maximum(peak, sink)
+        shrink = tl.exp2(peak - higher)
+        total *= shrink[:, None]
+        norm = norm * shrink + tl.exp2(sink - higher)
+    return total / tl.where(norm > 0, norm, 1.0)[:, None]
 
 
 @triton.jit(
@@ -166,7 +166,6 @@ def _paged_attention(
     partial,
     partial_peak,
     partial_norm,
-    counters,
     first_row,
     last_row,
     tiles,
@@ -199,14 +198,9 @@ def _paged_attention(
     tile = tiles - 1 - tl.program_id(1)
     split = tl.program_id(2)
     await_inputs(PDL)
-    if SEARCH:
-        row, tile_in_row = _find_row(query_start, tile, first_row, last_row, BLOCK_Q)
-    else:
-        row = first_row + tile
-        tile_in_row = 0
-    first_token = tl.load(query_start + row)
-    width = tl.load(query_start + row + 1) - first_token
-    context = tl.load(seq_lens + row)
+    row, tile_in_row, first_token, width, context = _tile_place(
+        query_start, seq_lens, tile, first_row, last_row, SEARCH, BLOCK_Q
+    )
     if tile_in_row * BLOCK_Q >= width:
         return
 
@@ -226,13 +220,9 @@ def _paged_attention(
     start = 0
     if WINDOW > 0:
         start = tl.maximum(first_position - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
-    active = 1
     if SPLIT:
         span = end - start
         share = tl.maximum(tl.cdiv(tl.cdiv(span, splits), BLOCK_N) * BLOCK_N, SPLIT_LEAST)
-        active = tl.maximum(tl.cdiv(span, share), 1)
-        if split >= active:
-            return
         start += split * share
         end = tl.minimum(start + share, end)
 
@@ -243,8 +233,9 @@ def _paged_attention(
     norm = tl.zeros([BLOCK_M], dtype=tl.float32)
     total = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
     border = start
-    if WINDOW == 0:
-        # Every query of the tile sees the keys up to its first position.
+    if WINDOW == 0 and BLOCK_M >= 128:
+        # Bound by arithmetic: every query of the tile sees the keys up to its first position, so these need no mask. Smaller
+        # tiles are bound by memory, and a second loop would wait for it once more.
         clear = tl.minimum(first_position + 1, end)
         border = tl.maximum(start + (clear - start) // BLOCK_N * BLOCK_N, start)
         total, peak, norm = _attend_keys(
@@ -258,32 +249,67 @@ def _paged_attention(
         D, WINDOW, SOFTCAP, True, BLOCK_SIZE, BLOCK_N, BLOCK_D, PRECISION,
     )  # fmt: skip
 
+    release_next(PDL)
     if SPLIT:
-        if active > 1:
-            place = tile * tl.num_programs(0) + kv_head
-            slot = (place * splits + split).to(tl.int64) * BLOCK_M + pair
-            mask = real[:, None] & wide[None, :]
-            tl.store(partial + slot[:, None] * BLOCK_D + column[None, :], total, mask=mask)
-            tl.store(partial_peak + slot, peak)
-            tl.store(partial_norm + slot, norm)
-            # All threads have stored before the one that counts does.
-            tl.debug_barrier()
-            if tl.atomic_add(counters + place, 1, sem="acq_rel") != active - 1:
-                return
-            tl.store(counters + place, 0)
-            total, peak, norm = _merge(
-                partial, partial_peak, partial_norm, place * splits, active, pair, column, mask, BLOCK_M, BLOCK_D
-            )
+        # A split without keys leaves a norm of 0, and no values.
+        slot = ((tile * tl.num_programs(0) + kv_head) * splits + split).to(tl.int64) * BLOCK_M + pair
+        tl.store(partial_peak + slot, peak)
+        tl.store(partial_norm + slot, norm)
+        mask = (real & (start < end))[:, None] & wide[None, :]
+        tl.store(partial + slot[:, None] * BLOCK_D + column[None, :], total, mask=mask)
+    else:
+        sink = tl.load(sinks + head, mask=real, other=0.0).to(tl.float32) if SINKS else norm
+        mean = _finish(total, peak, norm, sink, SINKS)
+        heads = tl.num_programs(0) * GROUP
+        out_at = out + ((token * heads + head) * D)[:, None] + column[None, :]
+        tl.store(out_at, mean.to(out.dtype.element_ty), mask=real[:, None] & wide[None, :])
+
+
+@triton.jit(
+    do_not_specialize=["first_row", "last_row", "splits"],
+    do_not_specialize_on_alignment=["query_start", "seq_lens"],
+)
+def _merge(
+    sinks, out, query_start, seq_lens, partial, partial_peak, partial_norm, first_row, last_row, splits,
+    GROUP: tl.constexpr, D: tl.constexpr, SINKS: tl.constexpr, SEARCH: tl.constexpr, SPLITS: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Adds up the splits of one (token, head) pair of a tile."""
+    kv_head = tl.program_id(0)
+    tile = tl.program_id(1)
+    pair = tl.program_id(2)
+    await_inputs(PDL)
+    row, tile_in_row, first_token, width, context = _tile_place(
+        query_start, seq_lens, tile, first_row, last_row, SEARCH, BLOCK_Q
+    )
+    query = tile_in_row * BLOCK_Q + pair // GROUP
+    if query >= width:
+        return
+    split = tl.arange(0, SPLITS)
+    column = tl.arange(0, BLOCK_D)
+    slot = ((tile * tl.num_programs(0) + kv_head) * splits + split).to(tl.int64) * BLOCK_M + pair
+    peaks = tl.load(partial_peak + slot, mask=split < splits, other=float("-inf"))
+    norms = tl.load(partial_norm + slot, mask=split < splits, other=0.0)
+    # Not by the peak: keys that are not numbers must show in the result.
+    active = norms != 0
+    mask = active[:, None] & (column < D)[None, :]
+    totals = tl.load(partial + slot[:, None] * BLOCK_D + column[None, :], mask=mask, other=0.0)
+    release_next(PDL)
+    peak = tl.max(peaks, axis=0)
+    shares = tl.where(active, tl.exp2(peaks - peak), 0.0)
+    total = tl.sum(totals * shares[:, None], axis=0)[None, :]
+    norm = tl.sum(norms * shares, axis=0)
+    head = kv_head * GROUP + pair % GROUP
+    peak_row = tl.full([1], 0.0, dtype=tl.float32) + peak
+    norm_row = tl.full([1], 0.0, dtype=tl.float32) + norm
+    sink = norm_row
     if SINKS:
-        sink = tl.load(sinks + head, mask=real, other=0.0).to(tl.float32) * 1.4426950408889634
-        higher = tl.maximum(peak, sink)
-        shrink = tl.exp2(peak - higher)
-        total *= shrink[:, None]
-        norm = norm * shrink + tl.exp2(sink - higher)
-    total = total / tl.where(norm > 0, norm, 1.0)[:, None]
+        sink = tl.full([1], 0.0, dtype=tl.float32) + tl.load(sinks + head).to(tl.float32)
+    mean = _finish(total, peak_row, norm_row, sink, SINKS)
+    token = (first_token + query).to(tl.int64)
     heads = tl.num_programs(0) * GROUP
-    out_at = out + ((token * heads + head) * D)[:, None] + column[None, :]
-    tl.store(out_at, total.to(out.dtype.element_ty), mask=real[:, None] & wide[None, :])
+    out_at = out + (token * heads + head) * D + column[None, :]
+    tl.store(out_at, mean.to(out.dtype.element_ty), mask=(column < D)[None, :])
 
 
 class Tile(NamedTuple):
@@ -295,14 +321,15 @@ class Tile(NamedTuple):
     stages: int
 
 
-def _tile_for(pairs: int, group: int, head_dim: int, dtype: torch.dtype) -> Tile:
-    """The tile for rows of at most ``pairs`` (token, head) pairs, from what was fastest on an H200."""
+def _tile_for(pairs: int, programs: int, group: int, head_dim: int, dtype: torch.dtype) -> Tile:
+    """The tile for rows of at most ``pairs`` (token, head) pairs, ``programs`` per multiprocessor."""
     least, wanted = round_up_power(group, 16), round_up_power(pairs, 16)
     if dtype == torch.float32 or head_dim > 128:
         return Tile(max(min(wanted, 32), least), 32, 4, 2)
     if wanted >= 128:
-        return Tile(max(128, least), 64, 8, 3)
-    return Tile(wanted, 64, 4, 3)
+        return Tile(max(128, least), 64, 4 if least <= 128 else 8, 3)
+    # Many rows: small programs, so that more of them are there to wait for memory.
+    return Tile(wanted, 32, 2, 2) if programs >= 2 and wanted == 16 else Tile(wanted, 128 if wanted == 16 else 64, 4, 3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,7 +345,6 @@ class _Launch:
     partial: Tensor | None
     peaks: Tensor | None
     norms: Tensor | None
-    counters: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,12 +366,12 @@ class PagedAttention:
     softcap: float
     dtype: torch.dtype
     target: Target
-    tile: Callable[[int], Tile]
-    """The tile for rows of at most so many (token, head) pairs per key-value head."""
+    tile: Callable[[int, int], Tile]
+    """The tile for rows of at most so many (token, head) pairs per key-value head, and programs per processor."""
     layout: str = "token"
 
     @classmethod
-    def build(cls, facts: Facts, tile: Callable[[int], Tile] | None = None) -> PagedAttention:
+    def build(cls, facts: Facts, tile: Callable[[int, int], Tile] | None = None) -> PagedAttention:
         """The kernel for one head geometry. A fact ``softcap`` is optional; 0 is none."""
         group = facts.size("heads") // facts.size("kv_heads")
         return cls(
@@ -380,31 +406,31 @@ class PagedAttention:
         return _State(step, tuple(launches))
 
     def _launch(self, step: StepContext, first: int, last: int, tokens: int, max_query: int) -> _Launch:
-        tile = self.tile(max_query * self._group)
+        programs = (last - first) * self.kv_heads // self.target.processors
+        tile = self.tile(max_query * self._group, programs)
         per_tile = max(tile.m // self._group, 1)
         search = max_query > per_tile
         tiles = tokens // per_tile + last - first if search else last - first
         splits = self._splits(tiles * self.kv_heads, step.max_context, search=search)
-        partial = peaks = norms = counters = None
+        partial = peaks = norms = None
         if splits > 1:
             device, slots = step.seq_lens.device, tiles * self.kv_heads * splits * tile.m
             wide = round_up_power(self.head_dim, 16)
             partial = torch.empty(slots * wide, dtype=torch.float32, device=device)
             peaks, norms = torch.empty(2, slots, dtype=torch.float32, device=device)
-            counters = torch.zeros(tiles * self.kv_heads, dtype=torch.int32, device=device)
-        return _Launch(first, last, tiles, splits, search, tile, partial, peaks, norms, counters)
+        return _Launch(first, last, tiles, splits, search, tile, partial, peaks, norms)
 
     @property
     def _group(self) -> int:
         return self.heads // self.kv_heads
 
     def _splits(self, programs: int, max_context: int, *, search: bool) -> int:
-        wanted = -(-self.target.processors // programs)
-        reach = max_context
-        if self.window > 0:
-            reach = min(max_context, self.window + _SPLIT_LEAST)
-        elif not search:
-            wanted = max(wanted, max_context // _SPLIT_MOST)
+        reach = min(max_context, self.window + _SPLIT_LEAST) if self.window else max_context
+        if reach <= _SPLIT_FROM:
+            return 1
+        wanted = 2 * self.target.processors // programs
+        if not search:
+            wanted = max(wanted, reach // _SPLIT_MOST)
         return max(min(wanted, -(-reach // _SPLIT_LEAST), _MAX_SPLITS), 1)
 
     def prepare(self, cache: KVCache, sinks: Tensor | None = None) -> Callable[[Tensor, _State], Tensor]:
@@ -423,45 +449,30 @@ class PagedAttention:
     ) -> None:
         block_stride, token_stride, head_stride, _ = cache.k.stride()
         tile = launch.tile
-        _paged_attention[(self.kv_heads, launch.tiles, launch.splits)](
-            qkv,
-            cache.k,
-            cache.v,
-            sinks,
-            out,
-            step.query_start,
-            step.seq_lens,
-            step.block_table,
-            launch.partial,
-            launch.peaks,
-            launch.norms,
-            launch.counters,
-            launch.first_row,
-            launch.last_row,
-            launch.tiles,
-            launch.splits,
-            qkv.stride(0),
-            step.block_table.stride(0),
-            block_stride,
-            token_stride,
-            head_stride,
-            self.scale if self.softcap else self.scale * _LOG2E,
-            self.softcap,
-            GROUP=self._group,
-            D=self.head_dim,
-            WINDOW=self.window,
-            SINKS=sinks is not None,
-            SOFTCAP=self.softcap > 0,
-            BLOCK_SIZE=self.block_size,
-            SEARCH=launch.search,
-            SPLIT=launch.splits > 1,
-            SPLIT_LEAST=max(_SPLIT_LEAST, tile.n),
-            BLOCK_Q=max(tile.m // self._group, 1),
-            BLOCK_M=tile.m,
-            BLOCK_N=tile.n,
-            BLOCK_D=round_up_power(self.head_dim, 16),
-            PRECISION=precision(self.dtype),
-            num_warps=tile.warps,
-            num_stages=tile.stages,
+        per_tile = max(tile.m // self._group, 1)
+        rows = (launch.first_row, launch.last_row)
+        partials = (launch.partial, launch.peaks, launch.norms)
+        shared = {
+            "GROUP": self._group,
+            "D": self.head_dim,
+            "SINKS": sinks is not None,
+            "SEARCH": launch.search,
+            "BLOCK_Q": per_tile,
+            "BLOCK_M": tile.m,
+            "BLOCK_D": round_up_power(self.head_dim, 16),
             **self.target.options(),
-        )
+        }
+        _paged_attention[(self.kv_heads, launch.tiles, launch.splits)](
+            qkv, cache.k, cache.v, sinks, out, step.query_start, step.seq_lens, step.block_table, *partials,
+            *rows, launch.tiles, launch.splits, qkv.stride(0), step.block_table.stride(0),
+            block_stride, token_stride, head_stride,
+            self.scale * _LOG2E, self.softcap,
+            WINDOW=self.window, SOFTCAP=self.softcap > 0, BLOCK_SIZE=self.block_size, SPLIT=launch.splits > 1,
+            SPLIT_LEAST=_SPLIT_LEAST, BLOCK_N=tile.n, PRECISION=precision(self.dtype),
+            num_warps=tile.warps, num_stages=tile.stages, **shared,
+        )  # fmt: skip
+        if launch.splits > 1:
+            _merge[(self.kv_heads, launch.tiles, per_tile * self._group)](
+                sinks, out, step.query_start, step.seq_lens, *partials, *rows, launch.splits,
+                SPLITS=round_up_power(launch.splits, 8), num_warps=4, **shared,
+            )  # fmt: skip

@@ -6,7 +6,8 @@ expert the first serves all. A program finds its expert's tokens in ``ids`` itse
 less than a launch that sorts. Results stand at the pair's place, ``token * k + column``, so that every token adds its
 experts in its own order whatever else is in the batch.
 
-One token has its own kernels: multiply-add on whole rows, and a second product that adds the experts up in registers.
+One token has its own kernels: multiply-add on whole rows of the weights, streamed by one wave of programs, and a second
+product that adds the experts up in registers.
 """
 # mypy: disable-error-code="misc, no-untyped-def, no-untyped-call"
 
@@ -15,7 +16,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from frizzen.kernels.triton.launch import await_inputs, multiply_add
+from frizzen.kernels.triton.launch import await_inputs, multiply_add, release_next
 
 __all__ = ["combine", "down_few", "down_one", "gate_up_few", "gate_up_one"]
 
@@ -30,67 +31,65 @@ def activate(gate, up, clamp, alpha, beta, CLAMP: tl.constexpr):
 
 
 @triton.jit
-def _multiply_rows(values, weight, row, exists, start, K, COLUMNS: tl.constexpr):
-    column = start + tl.arange(0, COLUMNS)
-    at = weight + row[:, None] * K + column[None, :]
-    w = tl.load(at, mask=exists[:, None] & (column < K)[None, :], other=0.0, eviction_policy="evict_first")
-    return w.to(tl.float32) * values[None, :]
-
-
-@triton.jit
 def gate_up_one(
     x, w13, b13, ids, act, H, I, clamp, alpha, beta,
-    BIAS: tl.constexpr, CLAMP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, PDL: tl.constexpr,
+    BIAS: tl.constexpr, CLAMP: tl.constexpr, ROWS: tl.constexpr, STEPS: tl.constexpr, COLUMNS: tl.constexpr,
+    STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One token: ``act [k, I]`` of its experts."""
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     place = tl.program_id(1)
-    exists = row < I
+    column = tl.arange(0, COLUMNS)
+    inside = column < H
+    release_next(PDL)
     await_inputs(PDL)
     expert = tl.load(ids + place).to(tl.int64)
     if expert < 0:
         return
-    weight = w13 + expert * 2 * I * H
-    gate_sum = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
-    up_sum = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
-    for start in range(0, H, COLUMNS):
-        column = start + tl.arange(0, COLUMNS)
-        values = tl.load(x + column, mask=column < H, other=0.0).to(tl.float32)
-        gate_sum += _multiply_rows(values, weight, row, exists, start, H, COLUMNS)
-        up_sum += _multiply_rows(values, weight, I + row, exists, start, H, COLUMNS)
-    gate = tl.sum(gate_sum, axis=1)
-    up = tl.sum(up_sum, axis=1)
-    if BIAS:
-        gate += tl.load(b13 + expert * 2 * I + row, mask=exists, other=0.0).to(tl.float32)
-        up += tl.load(b13 + expert * 2 * I + I + row, mask=exists, other=0.0).to(tl.float32)
-    y = activate(gate, up, clamp, alpha, beta, CLAMP)
-    tl.store(act + place * I + row, y.to(act.dtype.element_ty), mask=exists)
+    values = tl.load(x + column, mask=inside, other=0.0).to(tl.float32)[None, :]
+    weight = w13 + expert * 2 * I * H + column[None, :]
+    for step in tl.range(0, STEPS, num_stages=STAGES):
+        row = (tl.program_id(0) * STEPS + step) * ROWS + tl.arange(0, ROWS)
+        exists = row < I
+        mask = exists[:, None] & inside[None, :]
+        w_gate = tl.load(weight + row[:, None] * H, mask=mask, other=0.0, eviction_policy="evict_first")
+        w_up = tl.load(weight + (I + row)[:, None] * H, mask=mask, other=0.0, eviction_policy="evict_first")
+        gate = tl.sum(w_gate.to(tl.float32) * values, axis=1)
+        up = tl.sum(w_up.to(tl.float32) * values, axis=1)
+        if BIAS:
+            gate += tl.load(b13 + expert * 2 * I + row, mask=exists, other=0.0).to(tl.float32)
+            up += tl.load(b13 + expert * 2 * I + I + row, mask=exists, other=0.0).to(tl.float32)
+        y = activate(gate, up, clamp, alpha, beta, CLAMP)
+        tl.store(act + place * I + row, y.to(act.dtype.element_ty), mask=exists)
 
 
 @triton.jit
 def down_one(
     act, w2, b2, weights, ids, out, H, I,
-    K: tl.constexpr, BIAS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, PDL: tl.constexpr,
+    K: tl.constexpr, BIAS: tl.constexpr, TOP: tl.constexpr, STEPS: tl.constexpr, COLUMNS: tl.constexpr,
+    STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One token: ``out [H]``, its experts weighted and added."""
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    exists = row < H
+    """One token: ``out [H]``, its experts weighted and added. A step takes one row of every expert's weight."""
+    place = tl.arange(0, TOP)
+    column = tl.arange(0, COLUMNS)
+    inside = column < I
+    release_next(PDL)
     await_inputs(PDL)
-    total = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
-    shift = tl.zeros([ROWS], dtype=tl.float32)
-    for place in tl.static_range(K):
-        expert = tl.load(ids + place).to(tl.int64)
-        present = expert >= 0
-        gain = tl.where(present, tl.load(weights + place), 0.0)
-        for start in range(0, I, COLUMNS):
-            column = start + tl.arange(0, COLUMNS)
-            # An absent expert's activation was never written.
-            values = tl.load(act + place * I + column, mask=(column < I) & present, other=0.0).to(tl.float32)
-            total += _multiply_rows(values * gain, w2 + expert * H * I, row, exists & present, start, I, COLUMNS)
+    expert = tl.load(ids + place, mask=place < K, other=-1).to(tl.int64)
+    present = expert >= 0
+    gain = tl.load(weights + place, mask=present, other=0.0)
+    mask = present[:, None] & inside[None, :]
+    # An absent expert's activation was never written.
+    values = tl.load(act + place[:, None] * I + column[None, :], mask=mask, other=0.0).to(tl.float32)
+    values *= gain[:, None]
+    weight = w2 + expert[:, None] * H * I + column[None, :]
+    for step in tl.range(0, STEPS, num_stages=STAGES):
+        row = tl.program_id(0) * STEPS + step
+        w = tl.load(weight + row * I, mask=mask & (row < H), other=0.0, eviction_policy="evict_first")
+        y = tl.sum(tl.sum(w.to(tl.float32) * values, axis=1), axis=0)
         if BIAS:
-            shift += gain * tl.load(b2 + expert * H + row, mask=exists & present, other=0.0).to(tl.float32)
-    y = tl.sum(total, axis=1) + shift
-    tl.store(out + row, y.to(out.dtype.element_ty), mask=exists)
+            bias = tl.load(b2 + expert * H + row, mask=present & (row < H), other=0.0).to(tl.float32)
+            y += tl.sum(bias * gain, axis=0)
+        tl.store(out + row, y.to(out.dtype.element_ty), mask=row < H)
 
 
 @triton.jit
@@ -164,6 +163,7 @@ def gate_up_few(
         if tl.min(tl.where(found > 0, at, 0x7FFFFFFF), axis=0) != group:
             return
     count = tl.sum(found, axis=0)
+    release_next(PDL)
     weight = w13 + (expert * 2 * I + row) * H
     for first in range(0, count, M):
         place = _pack(found, at, before, first, M)
@@ -208,6 +208,7 @@ def down_few(
         if tl.min(tl.where(found > 0, at, 0x7FFFFFFF), axis=0) != group:
             return
     count = tl.sum(found, axis=0)
+    release_next(PDL)
     weight = w2 + (expert * H + row) * I
     for first in range(0, count, M):
         place = _pack(found, at, before, first, M)
@@ -236,6 +237,7 @@ def combine(
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < H
     await_inputs(PDL)
+    release_next(PDL)
     total = tl.zeros([COLUMNS], dtype=tl.float32)
     for position in tl.static_range(K):
         place = token * K + position

@@ -15,8 +15,8 @@ import triton.language as tl
 from torch import Tensor
 
 from frizzen.kernels.facts import Facts
-from frizzen.kernels.triton.launch import Target, await_inputs, round_up_power
-from frizzen.kernels.triton.linear import SkinnyLinear
+from frizzen.kernels.triton.launch import Target, await_inputs, release_next, round_up_power
+from frizzen.kernels.triton.linear import Skinny, SkinnyLinear
 
 __all__ = ["LinearSiluMul"]
 
@@ -29,6 +29,7 @@ def _silu_mul(x, out, x_stride, size, BLOCK: tl.constexpr, PDL: tl.constexpr):
     await_inputs(PDL)
     gate = tl.load(x + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(x + row * x_stride + size + column, mask=inside, other=0.0).to(tl.float32)
+    release_next(PDL)
     tl.store(out + row * size + column, (gate * tl.sigmoid(gate) * up).to(out.dtype.element_ty), mask=inside)
 
 
@@ -44,7 +45,8 @@ class LinearSiluMul:
     def build(cls, facts: Facts) -> LinearSiluMul:
         """The kernel for one intermediate size."""
         size, target = facts.size("out_features"), Target.of(facts)
-        return cls(SkinnyLinear(facts.size("in_features"), 2 * size, target), size, target)
+        skinny = Skinny.of(facts.size("in_features"), 2 * size, target, facts.device)
+        return cls(SkinnyLinear(skinny), size, target)
 
     def prepare(self, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
         """Keeps the weight as it is."""

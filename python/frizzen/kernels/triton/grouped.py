@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from frizzen.kernels.triton.experts import activate
-from frizzen.kernels.triton.launch import await_inputs, multiply_add
+from frizzen.kernels.triton.launch import await_inputs, multiply_add, release_next
 
 __all__ = ["count_pairs", "down_many", "gate_up_many", "place_experts", "scatter_pairs"]
 
@@ -23,6 +23,7 @@ def count_pairs(ids, counts, pairs, BLOCK: tl.constexpr, PDL: tl.constexpr):
     """Adds up how many pairs every expert has, in ``counts [E]``, zero before."""
     pair = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     await_inputs(PDL)
+    release_next(PDL)
     expert = tl.load(ids + pair, mask=pair < pairs, other=-1)
     tl.atomic_add(counts + expert, 1, mask=expert >= 0, sem="relaxed")
 
@@ -36,6 +37,7 @@ def place_experts(
     expert = tl.arange(0, EXPERTS)
     tile = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     await_inputs(PDL)
+    release_next(PDL)
     tiles = tl.cdiv(tl.load(counts + expert, mask=expert < E, other=0), M)
     ends = tl.cumsum(tiles, axis=0)
     if tl.program_id(0) == 0:
@@ -49,6 +51,7 @@ def scatter_pairs(ids, cursors, order, pairs, BLOCK: tl.constexpr, PDL: tl.const
     """Writes every pair into its expert's part of ``order``; what stays -1 there is padding."""
     pair = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     await_inputs(PDL)
+    release_next(PDL)
     expert = tl.load(ids + pair, mask=pair < pairs, other=-1)
     place = tl.atomic_add(cursors + expert, 1, mask=expert >= 0, sem="relaxed")
     tl.store(order + place, pair, mask=expert >= 0)
@@ -76,6 +79,7 @@ def gate_up_many(
     row = block * ROWS + tl.arange(0, ROWS)
     exists = row < I
     await_inputs(PDL)
+    release_next(PDL)
     expert = tl.load(tile_experts + tile).to(tl.int64)
     if expert < 0:
         return
@@ -116,6 +120,7 @@ def down_many(
     row = block * ROWS + tl.arange(0, ROWS)
     exists = row < H
     await_inputs(PDL)
+    release_next(PDL)
     expert = tl.load(tile_experts + tile).to(tl.int64)
     if expert < 0:
         return

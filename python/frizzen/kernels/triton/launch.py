@@ -6,6 +6,8 @@ while the one before it still runs. Two rules keep that invisible:
 * every kernel calls :func:`await_inputs` before it reads or writes anything that a step changes;
 * what it touches before that call are constants: weights, norms.
 
+:func:`release_next` lets the next kernel start; it waits on its own, so where the call stands is a matter of speed only.
+
 Integers that follow the step (numbers of tokens, rows, splits) are never specialised, so that a step of another size
 compiles nothing.
 """
@@ -23,7 +25,7 @@ import triton.language as tl
 
 from frizzen.kernels.facts import Facts
 
-__all__ = ["Target", "await_inputs", "multiply_add", "precision", "prefetch", "round_up_power"]
+__all__ = ["Target", "await_inputs", "multiply_add", "precision", "release_next", "round_up_power"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +62,16 @@ def precision(dtype: torch.dtype) -> str:
 
 @triton.jit
 def await_inputs(PDL: tl.constexpr):
-    """Lets the next kernel start, then waits until all that earlier kernels wrote is visible."""
+    """Waits until all that earlier kernels wrote is visible."""
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def release_next(PDL: tl.constexpr):
+    """Lets the next kernel start as soon as every program of this one has said so or ended."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
 
 
 @triton.jit
@@ -72,23 +80,3 @@ def multiply_add(a, b, total, PRECISION: tl.constexpr):
     if PRECISION == "ieee":
         return tl.dot(a.to(tl.float32), b.to(tl.float32), total, input_precision="ieee")
     return tl.dot(a, b, total)
-
-
-@triton.jit
-def prefetch(pointer, nbytes):
-    """Asks for ``nbytes`` (a multiple of 16) at a 16-byte aligned constant to be brought into the L2 cache; does not wait."""
-    tl.inline_asm_elementwise(
-        """{
-        .reg .pred one;
-        .reg .b32 thread;
-        mov.u32 thread, %tid.x;
-        setp.eq.u32 one, thread, 0;
-        @one cp.async.bulk.prefetch.L2.global [$1], $2;
-        mov.u32 $0, 0;
-        }""",
-        "=r,l,r",
-        [pointer.to(tl.int64), nbytes],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )

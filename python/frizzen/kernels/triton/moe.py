@@ -16,10 +16,19 @@ from frizzen.kernels.triton import experts as few
 from frizzen.kernels.triton import grouped as many
 from frizzen.kernels.triton.launch import Target, precision, round_up_power
 
-__all__ = ["FEW", "Layer", "ManyTile", "MoeExperts", "Tile", "few_tiles", "many_tiles"]
+__all__ = ["FEW", "Layer", "ManyTile", "MoeExperts", "OneTile", "Tile", "few_tiles", "many_tiles", "one_tiles"]
 
 FEW = 256
 """Most tokens that are served without sorting."""
+
+
+class OneTile(NamedTuple):
+    """How the programs of a product with one token stream a weight: ``rows`` at a time, in ``steps``."""
+
+    rows: int
+    steps: int
+    warps: int
+    stages: int
 
 
 class Tile(NamedTuple):
@@ -74,13 +83,14 @@ class MoeExperts:
     def prepare(self, w13: Tensor, w2: Tensor, b13: Tensor | None, b2: Tensor | None) -> Experts:
         """Keeps the weights as they are."""
         layer = Layer(w13, w2, b13, b2)
+        tiles = one_tiles(self.hidden, self.intermediate, self.top_k)
 
         def run(x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
             tokens = len(x)
             if tokens == 0:
                 return torch.empty_like(x)
-            if tokens == 1:
-                return self.one(layer, x, weights, ids)
+            if tokens == 1 and tiles is not None:
+                return self.one(layer, x, weights, ids, *tiles)
             if tokens <= FEW:
                 return self.few(layer, x, weights, ids, *few_tiles(tokens, self.top_k, self.experts, self.dtype))
             return self.many(layer, x, weights, ids, *many_tiles(tokens, self.top_k, self.experts, self.dtype))
@@ -88,28 +98,22 @@ class MoeExperts:
         return run
 
     def one(
-        self,
-        layer: Layer,
-        x: Tensor,
-        weights: Tensor,
-        ids: Tensor,
-        up_rows: int = 4,
-        down_rows: int = 4,
-        warps: int = 4,
+        self, layer: Layer, x: Tensor, weights: Tensor, ids: Tensor, up: OneTile, down: OneTile
     ) -> Tensor:
         """One token."""
         H, I, k = self.hidden, self.intermediate, self.top_k
         act = torch.empty(k, I, dtype=x.dtype, device=x.device)
         out = torch.empty(1, H, dtype=x.dtype, device=x.device)
-        options = {"num_warps": warps, **self.target.options()}
-        few.gate_up_one[(triton.cdiv(I, up_rows), k)](
+        options = self.target.options()
+        few.gate_up_one[(triton.cdiv(I, up.rows * up.steps), k)](
             x, layer.w13, layer.b13, ids, act, H, I, *self._scalars(),
-            BIAS=layer.b13 is not None, CLAMP=self.activation.clamp > 0,
-            ROWS=up_rows, COLUMNS=min(round_up_power(H, 16), 2048), **options,
+            BIAS=layer.b13 is not None, CLAMP=self.activation.clamp > 0, ROWS=up.rows, STEPS=up.steps,
+            COLUMNS=round_up_power(H, 16), STAGES=up.stages, num_warps=up.warps, **options,
         )  # fmt: skip
-        few.down_one[(triton.cdiv(H, down_rows),)](
+        few.down_one[(triton.cdiv(H, down.steps),)](
             act, layer.w2, layer.b2, weights, ids, out, H, I,
-            K=k, BIAS=layer.b2 is not None, ROWS=down_rows, COLUMNS=min(round_up_power(I, 16), 1024), **options,
+            K=k, BIAS=layer.b2 is not None, TOP=round_up_power(k), STEPS=down.steps,
+            COLUMNS=round_up_power(I, 16), STAGES=down.stages, num_warps=down.warps, **options,
         )  # fmt: skip
         return out
 
@@ -212,12 +216,21 @@ class MoeExperts:
         }
 
 
+def one_tiles(hidden: int, intermediate: int, top_k: int) -> tuple[OneTile, OneTile] | None:
+    """Tiles of both products with one token; None if their rows do not fit into registers."""
+    wide, tall = round_up_power(hidden), round_up_power(intermediate) * round_up_power(top_k)
+    if wide > 8192 or tall > 32768:
+        return None
+    return OneTile(max(4096 // wide, 1), 4, 4, 3), OneTile(1, 4, 4 if tall <= 8192 else 8, 3)
+
+
 def few_tiles(tokens: int, top_k: int, experts: int, dtype: torch.dtype) -> tuple[Tile, Tile]:
     """Tiles of both products, from what was fastest on an H200."""
     if dtype == torch.float32:
         return Tile(False, 16, 32, 32, 4, 2), Tile(False, 16, 32, 32, 4, 2)
-    m = 16 if tokens * top_k <= 8 * experts else 32
-    return Tile(True, m, 64, 64, 4, 4), Tile(True, m, 64, 64, 4, 4)
+    deep = Tile(True, 16 if tokens * top_k <= 8 * experts else 32, 64, 64, 4, 5)
+    wide = Tile(True, 16, 64, 128, 4, 3)
+    return (wide if deep.m == 16 else deep), (wide if tokens <= 16 else deep)
 
 
 def many_tiles(tokens: int, top_k: int, experts: int, dtype: torch.dtype) -> tuple[int, ManyTile, ManyTile]:
@@ -225,5 +238,5 @@ def many_tiles(tokens: int, top_k: int, experts: int, dtype: torch.dtype) -> tup
     if dtype == torch.float32:
         return 32, ManyTile(32, 32, 8, 4, 2), ManyTile(32, 32, 8, 4, 2)
     if tokens * top_k < 128 * experts:
-        return 64, ManyTile(64, 64, 8, 4, 4), ManyTile(128, 64, 8, 4, 4)
-    return 128, ManyTile(128, 64, 8, 8, 3), ManyTile(128, 64, 8, 8, 4)
+        return 64, ManyTile(64, 64, 16, 4, 3), ManyTile(128, 64, 8, 4, 3)
+    return 128, ManyTile(128, 64, 16, 8, 4), ManyTile(128, 64, 16, 8, 3)

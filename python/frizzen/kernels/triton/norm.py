@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from frizzen.kernels.facts import Facts
-from frizzen.kernels.triton.launch import Target, await_inputs, round_up_power
+from frizzen.kernels.triton.launch import Target, await_inputs, release_next, round_up_power
 
 __all__ = ["RmsNorm"]
 
@@ -33,6 +33,7 @@ def _rms_norm(
         rounded = y.to(residual.dtype.element_ty)
         tl.store(stream, rounded, mask=inside)
         y = rounded.to(tl.float32)
+    release_next(PDL)
     y = y * tl.rsqrt(tl.sum(y * y, axis=0) / size + eps) * scale
     tl.store(out + row * size + column, y.to(out.dtype.element_ty), mask=inside)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from frizzen.kernels.facts import Facts
 from frizzen.kernels.ops import KVCache
-from frizzen.kernels.triton.launch import Target, await_inputs, round_up_power
+from frizzen.kernels.triton.launch import Target, await_inputs, release_next, round_up_power
 
 __all__ = ["Rope"]
 
@@ -90,6 +90,7 @@ def _rope(
     second = tl.load(qkv_at[:, None] + HALF + half[None, :], mask=head_mask, other=0.0).to(tl.float32)
     others = tl.load(qkv_at[:, None] + rest[None, :], mask=exists[:, None] & in_rest[None, :], other=0.0).to(tl.float32)
 
+    release_next(PDL)
     turned_first, turned_second, kept = first, second, others
     if NORM:
         square = tl.sum(first * first, axis=1) + tl.sum(second * second, axis=1) + tl.sum(others * others, axis=1)

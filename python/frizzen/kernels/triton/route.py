@@ -2,12 +2,17 @@
 
 A program multiplies a tile of tokens by a slice of the hidden size; the last program of a tile (it knows by a counter,
 which it sets back to zero) adds the slices in order, so the sum does not depend on who was last, and chooses.
+
+The RMS norm before the router can be part of it (``prepare_normed``): every program updates its slice of the residual
+and adds up its squares; the last one divides, and stores the normed tokens.
 """
 # mypy: disable-error-code="misc, no-untyped-def, no-untyped-call"
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import triton
@@ -17,9 +22,10 @@ from torch import Tensor
 from frizzen.kernels.facts import Facts
 from frizzen.kernels.moe_ops import Route
 from frizzen.kernels.moe_reference import Routing
-from frizzen.kernels.triton.launch import Target, await_inputs, multiply_add, precision, round_up_power
+from frizzen.kernels.triton.launch import Target, await_inputs, multiply_add, precision, release_next, round_up_power
+from frizzen.kernels.triton.norm import RmsNorm
 
-__all__ = ["Router"]
+__all__ = ["NormedRoute", "Router"]
 
 
 @triton.jit
@@ -32,10 +38,12 @@ def _keys(scores, column, COUNT: tl.constexpr):
 
 @triton.jit
 def _best(keys, COUNT: tl.constexpr):
-    """Column of the highest key of each row, and the keys without it."""
+    """Column and score of the highest key of each row, and the keys without it."""
     highest = tl.max(keys, axis=1)
     place = (COUNT - 1 - (highest & 0xFFFFFFFF)).to(tl.int32)
-    return place, tl.where(keys == highest[:, None], -0x7FFFFFFFFFFFFFFF, keys)
+    ordered = (highest >> 32).to(tl.int32)
+    score = (ordered ^ ((ordered >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+    return place, score, tl.where(keys == highest[:, None], -0x7FFFFFFFFFFFFFFF, keys)
 
 
 @triton.jit
@@ -51,7 +59,7 @@ def _limit(choice, E: tl.constexpr, GROUPS: tl.constexpr, TOP_GROUPS: tl.constex
     keys = _keys(best, group, GROUPS)
     kept = tl.zeros([tokens, GROUPS], dtype=tl.int32)
     for _ in tl.static_range(TOP_GROUPS):
-        chosen, keys = _best(keys, GROUPS)
+        chosen, _, keys = _best(keys, GROUPS)
         kept = tl.where(group == chosen[:, None], 1, kept)
     return tl.reshape(tl.where(kept[:, :, None] > 0, members, float("-inf")), (tokens, E))
 
@@ -62,6 +70,10 @@ def _limit(choice, E: tl.constexpr, GROUPS: tl.constexpr, TOP_GROUPS: tl.constex
 )
 def _route(
     x,
+    residual,
+    norm,
+    normed,
+    squares,
     weight,
     bias,
     correction,
@@ -74,6 +86,7 @@ def _route(
     share,
     x_stride,
     H,
+    eps,
     scaling,
     E: tl.constexpr,
     K: tl.constexpr,
@@ -84,10 +97,13 @@ def _route(
     BIAS: tl.constexpr,
     CORRECTION: tl.constexpr,
     VALID: tl.constexpr,
+    NORM: tl.constexpr,
+    ADD: tl.constexpr,
     SPLITS: tl.constexpr,
     TOKENS: tl.constexpr,
     EXPERTS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    WIDE: tl.constexpr,
     TOP: tl.constexpr,
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
@@ -100,27 +116,59 @@ def _route(
     exists = expert < E
     await_inputs(PDL)
     logits = tl.zeros([TOKENS, EXPERTS], dtype=tl.float32)
+    square = tl.zeros([TOKENS, COLUMNS], dtype=tl.float32)
     first = split * share
     for start in range(first, tl.minimum(first + share, H), COLUMNS):
         column = start + tl.arange(0, COLUMNS)
         inside = column < H
-        rows = tl.load(
-            x + token[:, None] * x_stride + column[None, :], mask=present[:, None] & inside[None, :], other=0.0
-        )
+        mask = present[:, None] & inside[None, :]
+        rows = tl.load(x + token[:, None] * x_stride + column[None, :], mask=mask, other=0.0)
         gate = tl.load(weight + expert[None, :] * H + column[:, None], mask=exists[None, :] & inside[:, None], other=0.0)
+        if NORM:
+            y = rows.to(tl.float32)
+            if ADD:
+                stream = residual + token[:, None] * H + column[None, :]
+                y += tl.load(stream, mask=mask, other=0.0).to(tl.float32)
+                rows = y.to(rows.dtype)
+                tl.store(stream, rows, mask=mask)
+                y = rows.to(tl.float32)
+            square += y * y
+            gain = tl.load(norm + column, mask=inside, other=0.0).to(tl.float32)
+            rows = (y * gain[None, :]).to(rows.dtype)
         logits = multiply_add(rows.to(gate.dtype), gate, logits, PRECISION)
+    squared = tl.sum(square, axis=1)
     if SPLITS > 1:
-        mine = partial + (token * SPLITS)[:, None] * EXPERTS + expert[None, :]
+        part = token * SPLITS
+        mine = partial + part[:, None] * EXPERTS + expert[None, :]
         tl.store(mine + split * EXPERTS, logits, mask=present[:, None])
+        if NORM:
+            tl.store(squares + part + split, squared, mask=present)
         # All threads have stored before the one that counts does.
         tl.debug_barrier()
         if tl.atomic_add(counters + tile, 1, sem="acq_rel") != SPLITS - 1:
             return
         tl.store(counters + tile, 0)
         logits = tl.zeros([TOKENS, EXPERTS], dtype=tl.float32)
+        squared = tl.zeros([TOKENS], dtype=tl.float32)
         for other in tl.static_range(SPLITS):
             # Other programs wrote these: past the first-level cache, which does not see them.
             logits += tl.load(mine + other * EXPERTS, mask=present[:, None], other=0.0, cache_modifier=".cg")
+            if NORM:
+                squared += tl.load(squares + part + other, mask=present, other=0.0, cache_modifier=".cg")
+    if NORM:
+        inverse = tl.rsqrt(squared / H + eps)
+        logits *= inverse[:, None]
+        source = residual if ADD else x
+        source_stride = H if ADD else x_stride
+        for start in range(0, H, WIDE):
+            column = start + tl.arange(0, WIDE)
+            mask = present[:, None] & (column < H)[None, :]
+            gain = tl.load(norm + column, mask=column < H, other=0.0).to(tl.float32)
+            at = source + token[:, None] * source_stride + column[None, :]
+            y = tl.load(at, mask=mask, other=0.0, cache_modifier=".cg").to(tl.float32)
+            y = y * inverse[:, None] * gain[None, :]
+            tl.store(normed + token[:, None] * H + column[None, :], y.to(normed.dtype.element_ty), mask=mask)
+    release_next(PDL)
     if BIAS:
         logits += tl.load(bias + expert, mask=exists, other=0.0).to(tl.float32)[None, :]
 
@@ -144,8 +192,9 @@ def _route(
     chosen = tl.zeros([TOKENS, TOP], dtype=tl.int32)
     gains = tl.zeros([TOKENS, TOP], dtype=tl.float32)
     for position in tl.static_range(K):
-        best, keys = _best(keys, EXPERTS)
-        score = tl.sum(tl.where(expert[None, :] == best[:, None], scores, 0.0), axis=1)
+        best, score, keys = _best(keys, EXPERTS)
+        if CORRECTION:
+            score = tl.sum(tl.where(expert[None, :] == best[:, None], scores, 0.0), axis=1)
         chosen = tl.where(place == position, best[:, None], chosen)
         gains = tl.where(place == position, score[:, None], gains)
     if RENORMALIZE:
@@ -161,6 +210,27 @@ def _route(
     tl.store(ids + at, chosen, mask=mask)
 
 
+NormedRoute = Callable[[Tensor, Tensor | None, Tensor | None], tuple[Tensor, Tensor, Tensor]]
+"""``(x [T, H], residual [T, H] | None, valid)`` to the norm ``[T, H]``, the weights and the ids; ``residual += x`` in place."""
+
+
+class _Gate(NamedTuple):
+    """One layer's router."""
+
+    weight: Tensor
+    bias: Tensor | None
+    correction: Tensor | None
+
+
+class _Norm(NamedTuple):
+    """The norm before a router, and where its result goes."""
+
+    weight: Tensor
+    eps: float
+    residual: Tensor | None
+    normed: Tensor
+
+
 @dataclass(frozen=True, slots=True)
 class Router:
     """See ``moe.route``."""
@@ -174,71 +244,79 @@ class Router:
     @classmethod
     def build(cls, facts: Facts) -> Router:
         """The kernel for one router; makes the counters, one per tile of tokens that is split."""
-        counters = torch.zeros(_SPLIT_TOKENS // _TILE, dtype=torch.int32, device=facts.device)
+        counters = torch.zeros(_SPLIT_TOKENS // 4, dtype=torch.int32, device=facts.device)
         return cls(facts.size("hidden"), facts.size("experts"), Routing.of(facts), Target.of(facts), counters)
 
     def prepare(self, weight: Tensor, bias: Tensor | None, correction: Tensor | None) -> Route:
         """Keeps the weight as it is."""
-        wide = round_up_power(self.experts, 16)
+        gate = _Gate(weight, bias, correction)
 
         def route(x: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
-            tokens, k = len(x), self.routing.top_k
-            weights = torch.empty(tokens, k, dtype=torch.float32, device=x.device)
-            ids = torch.empty(tokens, k, dtype=torch.int32, device=x.device)
-            if not tokens:
-                return weights, ids
-            tile, splits, share = self._cut(tokens)
-            partial = None
-            if splits > 1:
-                partial = torch.empty(tokens * splits * wide, dtype=torch.float32, device=x.device)
-            _route[(triton.cdiv(tokens, tile), splits)](
-                x,
-                weight,
-                bias,
-                correction,
-                valid,
-                partial,
-                self.counters,
-                weights,
-                ids,
-                tokens,
-                share,
-                x.stride(0),
-                self.hidden,
-                self.routing.scaling,
-                E=self.experts,
-                K=k,
-                SCORING=self.routing.scoring,
-                RENORMALIZE=self.routing.renormalize,
-                GROUPS=self.routing.groups,
-                TOP_GROUPS=self.routing.top_groups,
-                BIAS=bias is not None,
-                CORRECTION=correction is not None,
-                VALID=valid is not None,
-                SPLITS=splits,
-                TOKENS=tile,
-                EXPERTS=wide,
-                COLUMNS=_COLUMNS,
-                TOP=round_up_power(k),
-                PRECISION=precision(weight.dtype),
-                num_warps=8 if tile > _TILE else 4 if tile > 1 else max(wide // 128, 1),
-                num_stages=3,
-                **self.target.options(),
-            )
-            return weights, ids
+            return self._run(gate, x, valid)
 
         return route
+
+    def prepare_normed(
+        self, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None, correction: Tensor | None
+    ) -> NormedRoute:
+        """``norm.rms`` and the router together."""
+        gate = _Gate(weight, bias, correction)
+        separate = RmsNorm(self.hidden, self.target).prepare(norm, eps)
+
+        def route(x: Tensor, residual: Tensor | None, valid: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+            if not 0 < len(x) <= _NORMED_TOKENS:
+                normed = separate(x, residual)
+                return (normed, *self._run(gate, normed, valid))
+            normed = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+            return (normed, *self._run(gate, x, valid, _Norm(norm, eps, residual, normed)))
+
+        return route
+
+    def _run(self, gate: _Gate, x: Tensor, valid: Tensor | None, norm: _Norm | None = None) -> tuple[Tensor, Tensor]:
+        tokens, k = len(x), self.routing.top_k
+        weights = torch.empty(tokens, k, dtype=torch.float32, device=x.device)
+        ids = torch.empty(tokens, k, dtype=torch.int32, device=x.device)
+        if not tokens:
+            return weights, ids
+        wide = round_up_power(self.experts, 16)
+        tile, splits, share = self._cut(tokens)
+        partial = squares = None
+        if splits > 1:
+            partial = torch.empty(tokens * splits * wide, dtype=torch.float32, device=x.device)
+            squares = torch.empty(tokens * splits, dtype=torch.float32, device=x.device)
+        residual = norm.residual if norm else None
+        _route[(triton.cdiv(tokens, tile), splits)](
+            x, residual, norm and norm.weight, norm and norm.normed, squares,
+            gate.weight, gate.bias, gate.correction, valid, partial, self.counters, weights, ids,
+            tokens, share, x.stride(0), self.hidden, norm.eps if norm else 0.0, self.routing.scaling,
+            E=self.experts, K=k, SCORING=self.routing.scoring, RENORMALIZE=self.routing.renormalize,
+            GROUPS=self.routing.groups, TOP_GROUPS=self.routing.top_groups, BIAS=gate.bias is not None,
+            CORRECTION=gate.correction is not None, VALID=valid is not None, NORM=norm is not None,
+            ADD=residual is not None, SPLITS=splits, TOKENS=tile, EXPERTS=wide, COLUMNS=_COLUMNS,
+            WIDE=min(8192 // tile, round_up_power(self.hidden)), TOP=round_up_power(k),
+            PRECISION=precision(gate.weight.dtype), num_warps=_warps(tile, wide), num_stages=3, **self.target.options(),
+        )  # fmt: skip
+        return weights, ids
 
     def _cut(self, tokens: int) -> tuple[int, int, int]:
         """Tokens of a tile, slices of the hidden size, columns of a slice: more slices for fewer tokens."""
         if tokens > _SPLIT_TOKENS:
             # Wider routers get lower tiles: scores and keys of a tile stay in registers.
-            return max(_TILE, 8192 // round_up_power(self.experts, 128)), 1, self.hidden
+            return max(16, 8192 // round_up_power(self.experts, 128)), 1, self.hidden
         share = triton.cdiv(triton.cdiv(self.hidden, 32 if tokens == 1 else 8), _COLUMNS) * _COLUMNS
-        return 1 if tokens == 1 else _TILE, triton.cdiv(self.hidden, share), share
+        tile = 1 if tokens == 1 else 4 if tokens <= _NORMED_TOKENS else 16
+        return tile, triton.cdiv(self.hidden, share), share
 
 
-_TILE = 16
+def _warps(tile: int, experts: int) -> int:
+    if tile == 1:
+        # Scores of one token fit into one warp, which needs no barriers.
+        return max(experts // 128, 1)
+    return 8 if tile >= 16 else 4
+
+
 _COLUMNS = 64
+_NORMED_TOKENS = 64
+"""Most tokens whose norm is part of the router: the last program of a tile stores it alone."""
 _SPLIT_TOKENS = 512
 """Up to here there are too few tiles of tokens to keep the device busy, so the hidden size is cut as well."""

@@ -1,6 +1,7 @@
 //! Claims about the kernels, checked at every level that this machine has, in both types.
 
 mod attention;
+mod decoder;
 mod elementwise;
 mod linear;
 

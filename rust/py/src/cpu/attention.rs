@@ -6,7 +6,9 @@ use frizzen_kernels::{self as kernels, CacheShape, GRANULE, MAX_HEAD_DIM, QueryT
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
-use super::{Dtype, Kernels, Machine, Numbers, Stored, at, at_mut, expect, rows, rows_mut, slice, typed};
+use super::{
+    Dtype, Kernels, Machine, Numbers, Stored, at, at_mut, expect, pair, rows, rows_mut, slice, typed,
+};
 
 /// One layer's cache: a tensor `[blocks, kv_heads, 2, head_dim * block_size]`.
 #[derive(Clone, Copy)]
@@ -112,7 +114,7 @@ impl Rope {
                 cos: rows(cos, tokens, self.half),
                 sin: rows(sin, tokens, self.half),
                 slots,
-                norms: self.norms.as_ref().map(|(q, k)| (E::of(q), E::of(k))),
+                norms: self.norms.as_ref().map(pair::<E>),
                 eps: self.eps,
                 cache: self.cache.view(),
             }
@@ -124,7 +126,7 @@ impl Rope {
 /// How a step's queries are cut, and the block table they look things up in.
 #[pyclass(module = "frizzen._core.cpu", frozen)]
 pub(crate) struct Tiles {
-    pub(crate) tiles: Vec<QueryTile>,
+    pub(crate) cuts: Vec<QueryTile>,
     pub(crate) tokens: usize,
     table: (usize, usize, usize, usize),
     blocks: usize,
@@ -151,11 +153,11 @@ impl Tiles {
         // SAFETY: see the module's contract.
         let (starts, lengths): (&[i32], &[i32]) =
             unsafe { (slice(query_start, rows + 1), slice(seq_lens, rows)) };
-        let mut this = Self { tiles: Vec::new(), tokens: 0, table: (table, rows, width, stride), blocks };
+        let mut this = Self { cuts: Vec::new(), tokens: 0, table: (table, rows, width, stride), blocks };
         if block_size == 0 {
             return Err(PyValueError::new_err("block_size is 0"));
         }
-        this.tiles = kernels::tiles(starts, lengths, this.table(), block_size, blocks, group)
+        this.cuts = kernels::tiles(starts, lengths, this.table(), block_size, blocks, group)
             .map_err(PyValueError::new_err)?;
         this.tokens = starts.last().map_or(0, |tokens| *tokens as usize);
         Ok(this)
@@ -239,7 +241,7 @@ impl Attention {
             q,
             cache,
             block_table: tiles.table(),
-            tiles: &tiles.tiles,
+            tiles: &tiles.cuts,
             scale: self.scale,
             window: self.window,
             sinks: self.sinks.as_ref().map(E::of),

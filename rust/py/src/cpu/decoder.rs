@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use super::attention::{Attention, Rope, Tiles};
 use super::linear::{GatedLinear, Linear, check};
 use super::norm::RmsNorm;
-use super::{Dtype, Machine, Numbers, Stored, expect, rows, rows_mut, slice, typed};
+use super::{Dtype, Machine, Numbers, Stored, expect, pair, rows, rows_mut, slice, typed};
 
 /// The kernels of one layer, in the order in which they run.
 type Parts =
@@ -105,7 +105,7 @@ impl Decoder {
             sin: unsafe { rows(sin, tokens, half) },
             slots,
             block_table: tiles.table(),
-            tiles: &tiles.tiles,
+            tiles: &tiles.cuts,
             eps,
             final_norm: E::of(&self.final_norm.get().weight),
             // SAFETY: as above.
@@ -126,18 +126,17 @@ fn layer<E: Stored>(parts: &Parts) -> kernels::Layer<'_, E> {
     let (input_norm, qkv, rope, attention, out, mlp_norm, gate_up, down) = parts;
     let (qkv, rope, attention, out) = (qkv.get(), rope.get(), attention.get(), out.get());
     let (gate_up, down) = (gate_up.get(), down.get());
-    let pair = |pair: &'_ (Numbers, Numbers)| -> (&'_ [E], &'_ [E]) { (E::of(&pair.0), E::of(&pair.1)) };
     kernels::Layer {
         input_norm: E::of(&input_norm.get().weight),
         qkv: qkv.matrix.packed(),
         qkv_bias: qkv.bias.as_ref().map(E::of),
-        head_norms: rope.norms.as_ref().map(pair),
+        head_norms: rope.norms.as_ref().map(pair::<E>),
         out: out.matrix.packed(),
         out_bias: out.bias.as_ref().map(E::of),
         mlp_norm: E::of(&mlp_norm.get().weight),
         gate: gate_up.gate.packed(),
         up: gate_up.up.packed(),
-        gate_up_bias: gate_up.bias.as_ref().map(pair),
+        gate_up_bias: gate_up.bias.as_ref().map(pair::<E>),
         down: down.matrix.packed(),
         down_bias: down.bias.as_ref().map(E::of),
         // SAFETY: see the module's contract.

@@ -6,7 +6,7 @@ use frizzen_kernels::{self as kernels, Buffer, Element, Output, Packed, PackedSh
 use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;
 
-use super::{Dtype, Kernels, Machine, Numbers, Stored, at, expect, rows_mut, slice, typed};
+use super::{Dtype, Kernels, Machine, Numbers, Stored, at, expect, pair, rows_mut, slice, typed};
 
 /// A weight `[n, k]`, packed for this machine. Owns its memory; may serve several products.
 #[pyclass(module = "frizzen._core.cpu", frozen)]
@@ -100,19 +100,19 @@ pub(crate) unsafe fn bias(matrix: &Matrix, address: Option<usize>) -> Option<Num
 pub(crate) struct Linear {
     pub(crate) matrix: Arc<Matrix>,
     pub(crate) bias: Option<Numbers>,
-    float: bool,
+    float_out: bool,
 }
 
 #[pymethods]
 impl Linear {
-    /// `bias [n]`, copied. With `float`, results are float32 whatever the weight's type.
+    /// `bias [n]`, copied. With `float_out`, results are float32 whatever the weight's type.
     #[new]
-    #[pyo3(signature = (weight, bias = None, *, float = false))]
-    fn new(weight: &PackedMatrix, bias: Option<usize>, float: bool) -> Self {
+    #[pyo3(signature = (weight, bias = None, *, float_out = false))]
+    fn new(weight: &PackedMatrix, bias: Option<usize>, float_out: bool) -> Self {
         let matrix = Arc::clone(&weight.0);
         // SAFETY: see the module's contract.
         let bias = unsafe { self::bias(&matrix, bias) };
-        Self { matrix, bias, float }
+        Self { matrix, bias, float_out }
     }
 
     /// `x [rows, k]`, its rows `stride` elements apart; `out [rows, n]`.
@@ -126,7 +126,7 @@ impl Linear {
         let Matrix { machine, shape, .. } = &*self.matrix;
         // SAFETY: see the module's contract.
         let (x, out) = unsafe {
-            let out = if self.float {
+            let out = if self.float_out {
                 Output::Float(rows_mut(out, rows, shape.n))
             } else {
                 Output::Store(rows_mut(out, rows, shape.n))
@@ -180,7 +180,7 @@ impl GatedLinear {
             x: unsafe { Rows::<E>::from_raw(at(x), rows, shape.k, stride) },
             gate: self.gate.packed(),
             up: self.up.packed(),
-            bias: self.bias.as_ref().map(|(gate, up)| (E::of(gate), E::of(up))),
+            bias: self.bias.as_ref().map(pair::<E>),
             // SAFETY: as above.
             out: unsafe { rows_mut(out, rows, shape.n) },
         };

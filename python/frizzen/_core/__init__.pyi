@@ -5,6 +5,8 @@ from typing import final
 
 from frizzen._core import cpu as cpu
 
+__all__ = ["ArenaLayout", "Engine", "RequestOutput", "TokenLogprob", "__version__", "cpu", "serve"]
+
 __version__: str
 
 def serve(argv: Sequence[str]) -> int:

@@ -1,0 +1,53 @@
+"""Mixture-of-experts families on a GPU: as on the CPU. Weights are random, so that no oracle is needed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.conftest import COMMON
+from tests.models.driver import Driver, Stream, load
+from tests.models.moe_families import MOE_FAMILIES
+from tests.models.test_parity import prompts
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture
+def config(tmp_path: Path, family: str) -> Path:
+    prefix, own = MOE_FAMILIES[family]
+    values = {"architectures": [f"{prefix}ForCausalLM"], "rms_norm_eps": 1e-6, **COMMON, **own}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(values), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("family", MOE_FAMILIES)
+def test_float32_equals_the_cpu(config: Path, family: str) -> None:
+    here, there = (
+        Driver(load(config, load_format="dummy", device=device, seed=1)) for device in ("cpu", "cuda")
+    )
+    for prompt in prompts():
+        for chunk in (None, 7):
+            wanted, found = (driver.prefill(Stream(list(prompt)), chunk) for driver in (here, there))
+            torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+    assert there.greedy(prompts(), 12, 16) == here.greedy(prompts(), 12, 16)
+    loads = [driver.model.expert_load for driver in (here, there)]
+    assert all(loads)
+    assert torch.equal(*(load.read() for load in loads if load))
+
+
+@pytest.mark.parametrize("family", MOE_FAMILIES)
+def test_bfloat16_is_as_close_to_float32_as_the_cpu(config: Path, family: str) -> None:
+    """Bound: the logits' root mean square error is at most 1.5 times that of the CPU in bfloat16."""
+    exact = Driver(load(config, load_format="dummy", seed=1)).prefill(Stream(prompts()[2]))
+    here, there = (
+        Driver(load(config, load_format="dummy", dtype="bfloat16", device=device, seed=1)).prefill(
+            Stream(prompts()[2]), 40
+        )
+        for device in ("cpu", "cuda")
+    )
+    assert (there - exact).square().mean().sqrt() <= 1.5 * (here - exact).square().mean().sqrt()
