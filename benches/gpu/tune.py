@@ -48,23 +48,22 @@ def _facts(**shape: int | float | bool | str) -> Facts:
 
 def _linear(name: str, size_out: int, size_in: int, tokens: int) -> Iterator[Trial]:
     from frizzen.kernels.triton.launch import Target
-    from frizzen.kernels.triton.linear import Tile, skinny
+    from frizzen.kernels.triton.linear import Skinny, Tile
 
     target = Target.of(_facts())
     if tokens == 1:
-        tiles = [Tile(*cut, 1) for cut in itertools.product((1, 2, 4, 8), (1024, 2048, 4096), (2, 4, 8))]
+        tiles = [Tile(*cut, 1) for cut in itertools.product((1, 2, 4), (2048, 4096), (2, 4, 8)) if cut[1] <= size_in]
     else:
-        tiles = [
-            Tile(*cut)
-            for cut in itertools.product((16, 32, 64), (64, 128, 256), (4,), (3, 4, 6))
-            if cut[0] * cut[1] <= 8192
-        ]
+        tiles = [Tile(64, 128, 4, *cut) for cut in itertools.product((3, 4, 6), (1, 2, 4, 8)) if cut[1] * 512 <= size_in]
     for tile in tiles:
 
         def make(calls: int, tile: Tile = tile) -> list[Work]:
+            skinny = Skinny.of(size_in, size_out, target, DEVICE)
             x, out = _normal(tokens, size_in), torch.empty(tokens, size_out, dtype=torch.bfloat16, device=DEVICE)
             weights = [_normal(size_out, size_in) for _ in range(calls)]
-            return [lambda weight=weight: skinny(x, weight, None, out, target, tile) for weight in weights]
+            if tokens == 1:
+                return [lambda weight=weight: skinny.one(x, weight, None, out, tile, None) for weight in weights]
+            return [lambda weight=weight: skinny.few(x, weight, None, out, tile) for weight in weights]
 
         yield Trial(f"{name} T={tokens}", str(tuple(tile)), make, 2 if size_out > 100_000 else 12)
     torch_make = _torch_linear(size_out, size_in, tokens)
@@ -111,31 +110,39 @@ def _experts_work(tokens: int, run: Callable[..., object]) -> Callable[[int], li
 
 
 def _experts(tokens: int) -> Iterator[Trial]:
-    from frizzen.kernels.triton.moe import ManyTile, Tile, few_tiles, many_tiles
+    from frizzen.kernels.triton.moe import ManyTile, OneTile, Tile, few_tiles, many_tiles, one_tiles
 
     group = f"experts T={tokens}"
     if tokens == 1:
-        for up, down, warps in itertools.product((1, 2, 4), (2, 4, 8), (2, 4, 8)):
+        base = one_tiles(SHAPE.hidden, SHAPE.intermediate, SHAPE.top_k)
+        if base is None:
+            return
+        for rows, steps, warps, stages in itertools.product((1, 2, 4), (2, 4, 6), (4, 8), (2, 3, 4)):
+            tile = OneTile(rows, steps, warps, stages)
+            places = [("up", (tile, base[1]))]
+            if rows == 1:
+                places.append(("down", (base[0], tile)))
+            for place, pair in places:
 
-            def one(k, layer, x, weights, ids, cut=(up, down, warps)):  # type: ignore[no-untyped-def]
-                return k.one(layer, x, weights, ids, *cut)
+                def one(k, layer, x, weights, ids, pair=pair):  # type: ignore[no-untyped-def]
+                    return k.one(layer, x, weights, ids, *pair)
 
-            yield Trial(group, f"one {up} {down} {warps}", _experts_work(tokens, one), 8)
+                yield Trial(f"{group} {place}", f"one {tuple(tile)}", _experts_work(tokens, one), 8)
         return
     if tokens <= 512:
-        base = few_tiles(tokens, SHAPE.top_k, SHAPE.experts, torch.bfloat16)
-        m = base[0].m
+        few_base = few_tiles(tokens, SHAPE.top_k, SHAPE.experts, torch.bfloat16)
+        m = few_base[0].m
         cuts = [(True, 64, 64, 4, s) for s in (3, 4, 5)] + [(True, 64, 128, 4, s) for s in (2, 3, 4)]
         cuts += [(False, rows, columns, 4, s) for rows in (32, 64) for columns in (64, 128) for s in (3, 4)]
         cuts += [(True, 128, 64, 8, 3), (True, 128, 64, 4, 3), (False, 16, 256, 4, 3), (False, 32, 256, 4, 3)]
         for swap, rows, columns, warps, stages in cuts:
-            tile = Tile(swap, m, rows, columns, warps, stages)
-            for place, pair in (("up", (tile, base[1])), ("down", (base[0], tile))):
+            few_tile = Tile(swap, m, rows, columns, warps, stages)
+            for place, pair in (("up", (few_tile, few_base[1])), ("down", (few_base[0], few_tile))):
 
                 def few(k, layer, x, weights, ids, pair=pair):  # type: ignore[no-untyped-def]
                     return k.few(layer, x, weights, ids, *pair)
 
-                yield Trial(f"{group} {place}", f"few {tuple(tile)}", _experts_work(tokens, few), 4)
+                yield Trial(f"{group} {place}", f"few {tuple(few_tile)}", _experts_work(tokens, few), 4)
         return
     m, *many_base = many_tiles(tokens, SHAPE.top_k, SHAPE.experts, torch.bfloat16)
     heights = {m, 64 if m == 128 else m}
@@ -144,16 +151,16 @@ def _experts(tokens: int) -> Iterator[Trial]:
     ):
         if height * rows > 128 * 256 or height * rows / warps > 4096 or (band == 4 and rows != 128):
             continue
-        tile = ManyTile(rows, columns, band, warps, stages)
-        places = [("down", (many_base[0], tile))]
+        many_tile = ManyTile(rows, columns, band, warps, stages)
+        many_places = [("down", (many_base[0], many_tile))]
         if height * rows / warps <= 2048:
-            places.append(("up", (tile, many_base[1])))
-        for place, pair in places:
+            many_places.append(("up", (many_tile, many_base[1])))
+        for place, many_pair in many_places:
 
-            def many(k, layer, x, weights, ids, pair=pair, height=height):  # type: ignore[no-untyped-def]
+            def many(k, layer, x, weights, ids, pair=many_pair, height=height):  # type: ignore[no-untyped-def]
                 return k.many(layer, x, weights, ids, height, *pair)
 
-            yield Trial(f"{group} {place}", f"many {height} {tuple(tile)}", _experts_work(tokens, many), 2)
+            yield Trial(f"{group} {place}", f"many {height} {tuple(many_tile)}", _experts_work(tokens, many), 2)
 
 
 def _attention(rows: int, context: int, query: int) -> Iterator[Trial]:
@@ -192,7 +199,7 @@ def _attention(rows: int, context: int, query: int) -> Iterator[Trial]:
 def trials(only: str) -> list[Trial]:
     """All combinations whose group contains ``only``."""
     found: list[Trial] = []
-    for tokens in (1, 8, 32):
+    for tokens in (1, 8, 32, 64, 128):
         found += _linear("qkv", SHAPE.qkv_features, SHAPE.hidden, tokens)
         found += _linear("out", SHAPE.hidden, SHAPE.heads * SHAPE.head_dim, tokens)
         found += _linear("head", SHAPE.vocabulary, SHAPE.hidden, tokens)

@@ -62,6 +62,12 @@ class Attention:
         self._rope = self._rope_kernel.prepare(cache, self._q_norm, self._k_norm, self._eps)
         self._attend = self.kernel.prepare(cache, self._sinks)
 
+    def kernels(self) -> tuple[object, object, object, object] | None:
+        """Projection in, rotation, attention, projection out; None if the layer is more than these."""
+        if self._full_norms or self._clip:
+            return None
+        return self._qkv, self._rope, self._attend, self._out
+
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, state: Any) -> Tensor:
         """``x [T, H]`` -> ``[T, H]``; ``state`` is what the kernel made of the step."""
         qkv = self._qkv(x)

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from frizzen.kernels.native import LayerKernels
 from frizzen.kernels.ops import StepKernel
 from frizzen.layers.build import BuildContext
 from frizzen.models.config import DecoderConfig
@@ -23,12 +24,18 @@ class AttentionLayer(Protocol):
     def allocate_kv(self, num_blocks: int) -> None:
         """Makes the cache in the kernel's layout; an earlier one is dropped."""
 
+    def kernels(self) -> tuple[object, object, object, object] | None:
+        """Projection in, rotation, attention, projection out; None if the layer is more than these."""
+
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, state: Any) -> Tensor:
         """``x [T, H]`` -> ``[T, H]``, a fresh tensor; ``state`` is what the kernel made of the step."""
 
 
 class FeedForward(Protocol):
     """The second half of a layer, dense or a mixture of experts."""
+
+    def kernels(self) -> tuple[object, object] | None:
+        """Gated product, product back; None if the layer is more than these."""
 
     def forward(self, x: Tensor) -> Tensor:
         """``[T, H]`` -> ``[T, H]``, a fresh tensor."""
@@ -51,6 +58,13 @@ class DecoderLayer:
             context.norm(name, name, config.rms_eps, centred=config.layer_norm)
             for name in ("input_norm", "mlp_norm")
         )
+
+    def kernels(self) -> LayerKernels | None:
+        """All that the layer is, in order, if it is no more than kernels; bound by ``allocate_kv``."""
+        attention, feed_forward = self.attention.kernels(), self._feed_forward.kernels()
+        if attention is None or feed_forward is None or self._multiplier != 1:
+            return None
+        return LayerKernels(self._input_norm, *attention, self._mlp_norm, *feed_forward)
 
     def forward(
         self, x: Tensor | None, residual: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, state: Any

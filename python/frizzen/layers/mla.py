@@ -68,6 +68,10 @@ class LatentAttention:
         self._rope = self._rope_kernel.prepare(cache, self._kv_norm, _NORM_EPS)
         self._attend = self.kernel.prepare(cache, self._expansion)
 
+    def kernels(self) -> tuple[object, object, object, object] | None:
+        """None: nothing runs such a layer in one call."""
+        return None
+
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, state: Any) -> Tensor:
         """``x [T, H]`` -> ``[T, H]``; ``state`` is what the kernel made of the step."""
         q, kv = torch.split(self._down(x), self._split, dim=1)

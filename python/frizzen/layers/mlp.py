@@ -19,6 +19,10 @@ class GatedMlp:
         self._gate_up = context.linear_silu_mul(f"{site}gate_up", f"{name}.gate", f"{name}.up", bias=bias)
         self._down = context.linear(f"{site}down", f"{name}.down", bias=bias)
 
+    def kernels(self) -> tuple[object, object] | None:
+        """Gated product, product back."""
+        return self._gate_up, self._down
+
     def forward(self, x: Tensor) -> Tensor:
         """``[T, H]`` -> ``[T, H]``."""
         return self._down(self._gate_up(x))

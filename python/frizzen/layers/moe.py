@@ -120,6 +120,10 @@ class MoeLayer:
         self._experts = _experts(context, config)
         self.shared = SharedExperts(context, gate=config.shared_gate) if config.shared_size else None
 
+    def kernels(self) -> tuple[object, object] | None:
+        """None: nothing runs such a layer in one call."""
+        return None
+
     def forward(self, x: Tensor) -> Tensor:
         """``[T, H]`` -> ``[T, H]``."""
         weights, ids = self._route(x, None)

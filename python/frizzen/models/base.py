@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from frizzen.kernels.native import Decoder, fuse
 from frizzen.kernels.ops import StepKernel
 from frizzen.layers.build import BuildContext, Map, Norm
 from frizzen.layers.decoder import DecoderLayer
@@ -54,6 +55,8 @@ class CausalLM:
         self._kernels: tuple[StepKernel, ...] = tuple(
             {id(layer.attention.kernel): layer.attention.kernel for layer in layers}.values()
         )
+        # All layers as one call, where one can run them; made when the cache is.
+        self._decoder: Decoder | None = None
         order = {id(kernel): index for index, kernel in enumerate(self._kernels)}
         self._schedule = tuple((layer, order[id(layer.attention.kernel)]) for layer in self._layers)
 
@@ -72,6 +75,8 @@ class CausalLM:
             raise ValueError(f"block_size is {block_size}, but the model was loaded for {self.block_size}")
         for layer in self._layers:
             layer.attention.allocate_kv(num_blocks)
+        kernels = [found for layer in self._layers if (found := layer.kernels()) is not None]
+        self._decoder = fuse(kernels, self._norm) if len(kernels) == len(self._layers) else None
 
     @torch.inference_mode()
     def forward(self, input_ids: Tensor, step: StepContext) -> Tensor:
@@ -88,6 +93,8 @@ class CausalLM:
         cos, sin = self._rotary.angles(step.positions)
         states = [kernel.begin(step) for kernel in self._kernels]
         slots = step.slots
+        if self._decoder is not None:
+            return self._decoder(residual, cos, sin, slots, states[0])
         x: Tensor | None = None
         for layer, kernel in self._schedule:
             x = layer.forward(x, residual, cos, sin, slots, states[kernel])

@@ -17,7 +17,7 @@ use openmp::OpenMp;
 use pool::Pool;
 
 /// Rounds of spinning before a waiting thread offers its core to others. Phases of a step are microseconds apart.
-const SPINS: u32 = 20_000;
+const SPINS: u32 = 4_000;
 
 /// How teams are made.
 pub struct Executor(Kind);
