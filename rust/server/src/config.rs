@@ -13,6 +13,8 @@ use frizzen_metrics::MetricsOptions;
 use frizzen_sched::Policy;
 use serde::Serialize;
 
+use crate::parsing::ParsingArgs;
+
 /// Everything that `frizzen serve` takes.
 #[derive(Args, Clone, Debug)]
 pub struct ServerConfig {
@@ -184,6 +186,9 @@ pub struct HttpArgs {
     /// Seconds of silence in a stream after which a comment is sent; 0 never sends one
     #[arg(long, value_name = "SECONDS", default_value = "15", value_parser = parse_seconds)]
     pub keep_alive: Duration,
+    /// How the model's text is read. Last, since its heading would go on for what followed.
+    #[command(flatten)]
+    pub parsing: ParsingArgs,
 }
 
 impl ServerConfig {
@@ -357,6 +362,25 @@ mod tests {
             serde_json::json!({"model": "dir", "served_model_name": "a", "max_model_len": 8000,
                 "kv_cache_memory": 1 << 30, "strict": true, "enable_prefix_caching": false, "overlap": true})
         );
+    }
+
+    #[test]
+    fn parsers_have_the_peers_spelling_and_a_wrong_name_lists_the_right_ones() {
+        use crate::parsing::Wanted;
+
+        let parsing = parse(&["m", "--reasoning-parser", "deepseek_r1", "--tool-call-parser", "qwen3_xml"]);
+        let parsing = parsing.http.parsing;
+        assert!(
+            matches!(parsing.reasoning_parser, Some(Wanted::Named(format)) if format.name == "deepseek_r1")
+        );
+        assert!(
+            matches!(parsing.tool_call_parser, Some(Wanted::Named(format)) if format.name == "qwen3_coder")
+        );
+        let parsing = parse(&["m", "--enable-auto-tool-choice", "--tool-call-parser", "auto"]).http.parsing;
+        assert!(matches!(parsing.tool_call_parser, Some(Wanted::Auto)));
+        let error =
+            Cli::try_parse_from(["serve", "m", "--tool-call-parser", "nobody"]).map(|_| ()).unwrap_err();
+        assert!(error.to_string().contains("hermes"), "{error}");
     }
 
     #[test]

@@ -16,9 +16,10 @@ use crate::edge::{self, RequestName};
 use crate::error::ApiError;
 use crate::output::generation;
 use crate::output::stream::EventStream;
+use crate::parse::parse_now;
 use crate::prepare::{self, off_thread};
 use crate::request::chat::conversation;
-use crate::request::{Dialect, Fields};
+use crate::request::{Dialect, Fields, ToolChoice};
 use crate::state::{AppState, SharedState};
 
 type Answer = Result<Response, ApiError>;
@@ -162,7 +163,10 @@ fn tokenize_now(state: &AppState, body: &[u8]) -> Result<Value, ApiError> {
     let tokens = if let Some(text) = fields.string("prompt")? {
         model.tokenizer.encode(&text, add_special.unwrap_or(true))?
     } else {
-        let text = model.render(&conversation(&mut fields)?)?;
+        let conversation = conversation(&mut fields)?;
+        // It changes nothing about the prompt, and clients that send a chat's body send it.
+        ToolChoice::read(&mut fields, conversation.tools.as_deref())?;
+        let text = model.render(&conversation)?;
         model.tokenizer.encode(&text, add_special.unwrap_or(false))?
     };
     state.note(&fields.finish());
@@ -174,6 +178,12 @@ fn tokenize_now(state: &AppState, body: &[u8]) -> Result<Value, ApiError> {
         "tokens": tokens,
         "token_strs": strings,
     }))
+}
+
+/// `POST /v1/parse`
+pub async fn parse(State(state): State<SharedState>, request: Request) -> Answer {
+    let body = body::read(request, state.http.body_limit).await?;
+    off_thread(move || parse_now(&state, &body)).await.map(|answer| to_json(&answer))
 }
 
 /// `POST /detokenize`

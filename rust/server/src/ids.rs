@@ -29,6 +29,11 @@ impl IdSource {
         id
     }
 
+    /// 64 bits that cannot be guessed.
+    pub fn seed(&self) -> u64 {
+        self.keys.0.hash_one(self.count.fetch_add(1, Ordering::Relaxed))
+    }
+
     /// The caller's name for its request if it is a usable one, else a new id.
     pub fn of(&self, headers: &HeaderMap) -> String {
         let given = headers.get(REQUEST_ID).and_then(|value| value.to_str().ok());

@@ -4,6 +4,7 @@
 //! * [`routes`]: the route table. [`edge`]: request ids, keys, metrics. [`handlers`]: the handlers. [`body`],
 //!   [`auth`], [`ids`], [`error`]: their parts.
 //! * [`request`]: bodies, parsed and checked. [`prepare`], [`lower`]: from there to the engine.
+//! * [`parsing`]: which parsers read the model's text. [`parse`]: them alone, without a model.
 //! * [`output`]: from the engine's deltas to the bytes of an answer.
 //! * [`serve`], [`shutdown`]: life of a server. [`logging`]: the log. [`mock`]: a server without a model.
 
@@ -19,6 +20,8 @@ pub mod logging;
 pub mod lower;
 pub mod mock;
 pub mod output;
+pub mod parse;
+pub mod parsing;
 pub mod prepare;
 pub mod request;
 pub mod routes;

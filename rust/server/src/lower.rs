@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use frizzen_core::{ParamLimits, Request, SamplingParams, TokenId};
 use frizzen_engine::EngineHandle;
+use frizzen_text::parse::{Format, Start};
 use frizzen_text::{StreamOptions, TextStream, Tokenizer};
 
 use crate::error::ApiError;
@@ -33,6 +34,17 @@ pub struct PromptKind {
     pub continues_text: bool,
 }
 
+/// How the text of an output is read.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Reading {
+    /// What is read out of it.
+    pub format: Format,
+    /// Where it begins.
+    pub start: Start,
+    /// Stop strings are looked for in reasoning too.
+    pub stop_in_reasoning: bool,
+}
+
 /// A request whose parameters are checked, before its prompts are tokens.
 #[derive(Clone, Debug)]
 pub struct Plan<'a> {
@@ -42,6 +54,7 @@ pub struct Plan<'a> {
     ending: Ending,
     limits: ParamLimits,
     kind: PromptKind,
+    reading: Reading,
 }
 
 impl<'a> Plan<'a> {
@@ -63,7 +76,14 @@ impl<'a> Plan<'a> {
         }
         params.validate(&limits)?;
         let ending = Ending { include_stop: common.include_stop, prompt_only };
-        Ok(Self { common, params: params.canonical(), ending, limits, kind })
+        Ok(Self { common, params: params.canonical(), ending, limits, kind, reading: Reading::default() })
+    }
+
+    /// The outputs are read like this.
+    #[must_use]
+    pub fn reading(mut self, reading: Reading) -> Self {
+        self.reading = reading;
+        self
     }
 
     /// Tokenises a prompt and truncates it as asked for. A text that is certainly too long is refused before the work.
@@ -107,7 +127,7 @@ impl<'a> Plan<'a> {
     ) -> Result<Lowered, ApiError> {
         let common = self.common;
         let salt: Option<Arc<str>> = common.cache_salt.as_deref().map(Into::into);
-        let options = self.text_options();
+        let options = self.text_options(tokenizer);
         let mut samples = Vec::with_capacity(prompts.len() * common.n as usize);
         for (index, prompt) in prompts.iter().enumerate() {
             let params = self.params_for(prompt.tokens.len())?;
@@ -147,14 +167,16 @@ impl<'a> Plan<'a> {
         Ok(params)
     }
 
-    fn text_options(&self) -> StreamOptions {
+    fn text_options(&self, tokenizer: &Tokenizer) -> StreamOptions {
+        let Reading { format, start, stop_in_reasoning } = self.reading;
         StreamOptions {
             stop: self.common.stop.clone(),
             include_stop_in_output: self.common.include_stop,
             skip_special_tokens: self.common.skip_special,
             min_tokens: self.params.min_tokens,
             continues_text: self.kind.continues_text,
-            stop_after: None,
+            shown_special: format.marker_tokens(tokenizer),
+            stop_outside: (!stop_in_reasoning).then_some((format, start)),
         }
     }
 

@@ -4,13 +4,15 @@
 use std::sync::Arc;
 
 use frizzen_core::TokenId;
+use frizzen_text::parse::{Format, Setup, Start, ToolSchemas};
 
 use crate::error::ApiError;
 use crate::ids::is_name;
-use crate::lower::{Lowered, Plan, PromptKind, TokenPrompt};
+use crate::lower::{Lowered, Plan, PromptKind, Reading, TokenPrompt};
+use crate::output::message::{Reader, Shape};
 use crate::output::writer::Header;
 use crate::output::{Echo, Envelope, Pieces, chat, completion};
-use crate::request::{ChatRequest, Common, CompletionRequest, Dialect, Fields, Limits, Prompt};
+use crate::request::{ChatRequest, Common, CompletionRequest, Dialect, Fields, Limits, Prompt, ToolChoice};
 use crate::state::{AppState, TextModel, unix_time};
 
 /// Bodies longer than this many bytes are prepared on the blocking pool.
@@ -44,7 +46,7 @@ pub async fn off_thread<T: Send + 'static>(
 
 fn prepare_now(state: &AppState, dialect: Dialect, body: &[u8], name: Arc<str>) -> Result<Lowered, ApiError> {
     let (info, model) = state.model()?;
-    let limits = state.limits(info);
+    let limits = state.limits(info, model.format);
     let (fields, unused) = Fields::parse(body, dialect)?;
     state.note(&unused);
     let job = Job { state, model, name };
@@ -67,7 +69,7 @@ fn as_count(n: Option<u32>) -> Option<usize> {
 
 impl Job<'_> {
     fn chat(self, request: &ChatRequest, limits: &Limits) -> Result<Lowered, ApiError> {
-        let ChatRequest { common, conversation } = request;
+        let ChatRequest { common, conversation, .. } = request;
         let served = self.state.check_model(common.model.as_deref())?;
         self.state.check_samples(common.n as usize)?;
         let kind = PromptKind {
@@ -75,8 +77,15 @@ impl Job<'_> {
             echo: false,
             continues_text: conversation.continue_final_message,
         };
-        let plan = Plan::new(common, limits.params, kind)?;
         let text = self.model.render(conversation)?;
+        let reading = self.reading(request, &text);
+        let shape = Shape {
+            reasoning: reading.format.reasoning.is_some() && request.include_reasoning,
+            reasoning_content: self.state.http.parsing.emit_reasoning_content,
+            parallel: request.parallel_tool_calls,
+        };
+        let readers = self.readers(request, &reading, shape);
+        let plan = Plan::new(common, limits.params, kind)?.reading(reading);
         let tokens: Arc<[TokenId]> =
             plan.tokenise(&text, common.add_special.unwrap_or(false), self.model)?.into();
         let name = self.answer_name(common);
@@ -91,10 +100,36 @@ impl Job<'_> {
             Arc::clone(&tokens),
             as_count(common.params.logprobs),
             as_count(common.params.prompt_logprobs),
-            common.n as usize,
+            readers,
+            shape,
         );
         let prompts = [TokenPrompt { tokens, echo: None }];
         plan.lower(&prompts, &name, &self.model.tokenizer, Box::new(writer))
+    }
+
+    /// How the text of an answer to this prompt is read.
+    fn reading(&self, request: &ChatRequest, prompt: &str) -> Reading {
+        let calls = request.tool_choice != ToolChoice::None;
+        let format = Format { tools: self.model.format.tools.filter(|_| calls), ..self.model.format };
+        let opened = format.opened_by(prompt, request.conversation.continue_final_message);
+        let start = if opened { Start::Reasoning } else { Start::Answer };
+        Reading { format, start, stop_in_reasoning: request.stop_in_reasoning }
+    }
+
+    /// A reader for each choice, with call ids of its own.
+    fn readers(&self, request: &ChatRequest, reading: &Reading, shape: Shape) -> Vec<Reader> {
+        let tools = request.conversation.tools.as_deref().unwrap_or_default();
+        let tools = Arc::new(if reading.format.tools.is_some() {
+            ToolSchemas::new(tools)
+        } else {
+            ToolSchemas::default()
+        });
+        let reader = |_| {
+            let setup =
+                Setup { start: reading.start, tools: Arc::clone(&tools), id_seed: self.state.ids.seed() };
+            Reader::new(reading.format, &setup, shape)
+        };
+        (0..request.common.n).map(reader).collect()
     }
 
     fn completion(self, request: CompletionRequest, limits: &Limits) -> Result<Lowered, ApiError> {

@@ -53,6 +53,8 @@ pub enum Endpoint {
     Tokenize,
     /// Ids to text.
     Detokenize,
+    /// A text to a message.
+    Parse,
     /// The kernel plan.
     Plan,
     /// Forget cached prefixes.
@@ -109,6 +111,7 @@ pub const ROUTES: &[Route] = &[
     get("/load", Endpoint::Load, "requests and KV blocks in use"),
     post("/tokenize", Endpoint::Tokenize, "the ids of a text or of a rendered conversation"),
     post("/detokenize", Endpoint::Detokenize, "the text of ids"),
+    post("/v1/parse", Endpoint::Parse, "the message that the parsers make of a text"),
     get("/v1/plan", Endpoint::Plan, "which kernel serves each operation, and why"),
     post("/reset_prefix_cache", Endpoint::ResetPrefixCache, "forget cached prefixes, if no request runs"),
     post("/flush_cache", Endpoint::ResetPrefixCache, "another name of /reset_prefix_cache"),
@@ -201,6 +204,7 @@ fn method_router(route: &Route) -> MethodRouter<SharedState> {
         Endpoint::Load => on(filter, handlers::load),
         Endpoint::Tokenize => on(filter, handlers::tokenize),
         Endpoint::Detokenize => on(filter, handlers::detokenize),
+        Endpoint::Parse => on(filter, handlers::parse),
         Endpoint::Plan => on(filter, handlers::plan),
         Endpoint::ResetPrefixCache => on(filter, handlers::reset_prefix_cache),
         Endpoint::Unsupported => on(filter, unsupported),

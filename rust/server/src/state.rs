@@ -8,6 +8,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use frizzen_core::{Error, ParamLimits};
 use frizzen_engine::{EngineHandle, Health, WorkerInfo};
 use frizzen_metrics::{EngineMetrics, HttpMetrics, Metrics};
+use frizzen_text::parse::Format;
 use frizzen_text::{ChatTemplate, LoadError, RenderRequest, Tokenizer};
 
 use crate::auth::ApiKeys;
@@ -32,6 +33,8 @@ pub struct TextModel {
     pub tokenizer: Arc<Tokenizer>,
     /// Its chat template, if it has one.
     pub template: Option<ChatTemplate>,
+    /// What is read out of its text.
+    pub format: Format,
     /// Bytes of its longest token: a text has at least its own bytes over this many tokens.
     longest_token: usize,
 }
@@ -40,7 +43,7 @@ impl TextModel {
     /// The text side of a model.
     pub fn new(tokenizer: Arc<Tokenizer>, template: Option<ChatTemplate>) -> Self {
         let longest = (0..tokenizer.vocab_size()).map(|id| tokenizer.token_bytes(id).len()).max();
-        Self { tokenizer, template, longest_token: longest.unwrap_or(0).max(1) }
+        Self { tokenizer, template, format: Format::default(), longest_token: longest.unwrap_or(0).max(1) }
     }
 
     /// The text side of a model, with the template in `file` if there is one.
@@ -133,7 +136,8 @@ impl AppState {
     }
 
     /// Brings the text side in, once it is loaded. The second call has no effect.
-    pub fn set_text(&self, text: TextModel) {
+    pub fn set_text(&self, mut text: TextModel) {
+        text.format = self.http.parsing.format(text.template.as_ref());
         // The first one is in use already.
         let _ = self.text.set(text);
     }
@@ -153,13 +157,13 @@ impl AppState {
     }
 
     /// What requests may ask for.
-    pub fn limits(&self, info: &WorkerInfo) -> Limits {
+    pub fn limits(&self, info: &WorkerInfo, format: Format) -> Limits {
         let params = ParamLimits {
             vocab_size: info.vocab_size,
             max_model_len: info.max_model_len,
             max_logprobs: info.max_logprobs,
         };
-        Limits { params, by_priority: self.by_priority }
+        Limits { params, by_priority: self.by_priority, format }
     }
 
     /// The name to answer under. An empty name is no name, as in the peers.

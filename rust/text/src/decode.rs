@@ -120,6 +120,8 @@ impl Decoder {
 pub struct Detokenizer {
     tokenizer: Arc<Tokenizer>,
     skip_special: bool,
+    /// Special tokens that are shown although the others are hidden.
+    shown: Arc<[TokenId]>,
     decoder: Decoder,
     delta: String,
 }
@@ -128,13 +130,25 @@ impl Detokenizer {
     /// Text as [`Tokenizer::decode`] gives it, at the start of a text: a chat answer.
     pub fn new(tokenizer: Arc<Tokenizer>, skip_special: bool) -> Self {
         let lead = tokenizer.table().lead();
-        Self { tokenizer, skip_special, decoder: Decoder::new(lead), delta: String::new() }
+        Self::with_lead(tokenizer, skip_special, lead)
     }
 
     /// Text that continues another one: a completion of a prompt. The rule for the beginning of a text does not apply,
     /// so a first token `▁there` is ` there`. It differs from [`Detokenizer::new`] only for tokenizers with such a rule.
     pub fn continuing(tokenizer: Arc<Tokenizer>, skip_special: bool) -> Self {
-        Self { tokenizer, skip_special, decoder: Decoder::new(Lead::Keep), delta: String::new() }
+        Self::with_lead(tokenizer, skip_special, Lead::Keep)
+    }
+
+    fn with_lead(tokenizer: Arc<Tokenizer>, skip_special: bool, lead: Lead) -> Self {
+        let shown = Arc::default();
+        Self { tokenizer, skip_special, shown, decoder: Decoder::new(lead), delta: String::new() }
+    }
+
+    /// Shows these special tokens although the others are hidden: markers that a parser must see.
+    #[must_use]
+    pub fn showing(mut self, shown: Arc<[TokenId]>) -> Self {
+        self.shown = shown;
+        self
     }
 
     /// The text that `token` completes; empty while a character is incomplete and for hidden special tokens.
@@ -145,7 +159,8 @@ impl Detokenizer {
     /// [`push`](Self::push), and then [`is_aligned`](Self::is_aligned).
     pub(crate) fn step(&mut self, token: TokenId) -> (&str, bool) {
         self.delta.clear();
-        if !(self.skip_special && self.tokenizer.is_special(token)) {
+        let hidden = self.skip_special && self.tokenizer.is_special(token) && !self.shown.contains(&token);
+        if !hidden {
             self.decoder.push(self.tokenizer.table(), token, &mut self.delta);
         }
         (&self.delta, self.decoder.pending() == 0)

@@ -14,6 +14,8 @@ use std::collections::VecDeque;
 
 use frizzen_core::{Error, Result};
 
+use crate::parse::StopScope;
+
 /// Matching costs one comparison per byte and stop string, so there is a limit to both.
 const MAX_STOPS: usize = 64;
 const MAX_STOP_BYTES: usize = 4096;
@@ -62,6 +64,11 @@ impl Pattern {
         Self { bytes, border: border.into(), matched: 0 }
     }
 
+    /// Forgets the text so far.
+    fn restart(&mut self) {
+        self.matched = 0;
+    }
+
     /// True if the pattern ends with this byte.
     fn step(&mut self, byte: u8) -> bool {
         // A complete match ends the search, so `matched` is below the length here.
@@ -74,12 +81,12 @@ impl Pattern {
 }
 
 /// Finds stop strings in a text that arrives token by token, and decides what may be shown.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct StopMatcher {
     patterns: Vec<Pattern>,
     include_stop: bool,
-    /// Matching begins after this string; `None` once it was seen, or if there is no such condition.
-    begin_after: Option<Pattern>,
+    /// Where matches may lie; `None` is everywhere.
+    scope: Option<StopScope>,
     /// Text of the tokens that are not released.
     held: String,
     /// Where in `held` a whole number of tokens ends, and how many that are since the border before.
@@ -118,7 +125,7 @@ impl StopMatcher {
         Ok(Self {
             patterns: stops.iter().map(|stop| Pattern::new(stop)).collect(),
             include_stop: include_stop_in_output,
-            begin_after: None,
+            scope: None,
             held: String::new(),
             borders: VecDeque::new(),
             open_tokens: 0,
@@ -126,11 +133,10 @@ impl StopMatcher {
         })
     }
 
-    /// Ignores stop strings up to and including the first `marker` (an end-of-reasoning marker), so that what the model
-    /// thinks cannot end its answer.
+    /// Ignores stop strings outside `scope`, so that what the model thinks cannot end its answer.
     #[must_use]
-    pub fn begin_after(mut self, marker: &str) -> Self {
-        self.begin_after = Some(marker).filter(|marker| !marker.is_empty()).map(Pattern::new);
+    pub fn within(mut self, scope: StopScope) -> Self {
+        self.scope = Some(scope);
         self
     }
 
@@ -180,14 +186,17 @@ impl StopMatcher {
 
     /// Advances all patterns over `held[from..]` up to the first match.
     fn search(&mut self, from: usize, searched: bool) -> Option<Match> {
-        for (i, byte) in (from..).zip(self.held[from..].bytes()) {
-            if let Some(marker) = &mut self.begin_after {
-                if marker.step(byte) {
-                    self.begin_after = None;
+        let mut admitted = true;
+        for (i, byte) in (from..).zip(self.held.as_bytes()[from..].iter().copied()) {
+            if let Some(scope) = &mut self.scope
+                && let Some(c) = self.held.get(i..).and_then(|text| text.chars().next())
+            {
+                admitted = scope.admits(c);
+                if !admitted {
+                    self.patterns.iter_mut().for_each(Pattern::restart);
                 }
-                continue;
             }
-            if !searched {
+            if !searched || !admitted {
                 continue;
             }
             let ended = self.patterns.iter_mut().enumerate().filter_map(|(index, pattern)| {

@@ -8,11 +8,12 @@ use std::sync::Arc;
 
 use frizzen_core::{Result, TokenId};
 
+use crate::parse::{Format, Start, StopScope};
 use crate::stop::{Piece, StopMatcher, TextDelta};
 use crate::{Detokenizer, Tokenizer};
 
 /// What the request asks of its text.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct StreamOptions {
     /// Stop strings; none of them empty.
     pub stop: Vec<String>,
@@ -24,8 +25,10 @@ pub struct StreamOptions {
     pub min_tokens: u32,
     /// The text continues the prompt ([`Detokenizer::continuing`]).
     pub continues_text: bool,
-    /// Ignore stop strings up to and including this end-of-reasoning marker.
-    pub stop_after: Option<String>,
+    /// Special tokens that are shown although the others are hidden ([`Format::marker_tokens`]).
+    pub shown_special: Arc<[TokenId]>,
+    /// Ignore stop strings in the reasoning of a text of this format that begins so.
+    pub stop_outside: Option<(Format, Start)>,
 }
 
 impl Default for StreamOptions {
@@ -36,7 +39,8 @@ impl Default for StreamOptions {
             skip_special_tokens: true,
             min_tokens: 0,
             continues_text: false,
-            stop_after: None,
+            shown_special: Arc::default(),
+            stop_outside: None,
         }
     }
 }
@@ -54,8 +58,8 @@ impl TextStream {
     /// Fails with the field `stop` if a stop string is empty or over the limits.
     pub fn new(tokenizer: Arc<Tokenizer>, options: &StreamOptions) -> Result<Self> {
         let mut matcher = StopMatcher::new(&options.stop, options.include_stop_in_output)?;
-        if let Some(marker) = &options.stop_after {
-            matcher = matcher.begin_after(marker);
+        if let Some(scope) = options.stop_outside.and_then(|(format, start)| StopScope::new(format, start)) {
+            matcher = matcher.within(scope);
         }
         let skip_special = options.skip_special_tokens;
         let detokenizer = if options.continues_text {
@@ -63,6 +67,7 @@ impl TextStream {
         } else {
             Detokenizer::new(tokenizer, skip_special)
         };
+        let detokenizer = detokenizer.showing(Arc::clone(&options.shown_special));
         Ok(Self { detokenizer, matcher, unsearched: options.min_tokens })
     }
 

@@ -7,6 +7,7 @@ use std::sync::{Arc, LazyLock};
 
 use common::byte_tokenizer;
 use frizzen_core::{Error, TokenId};
+use frizzen_text::parse::{Format, ReasoningFormat, Start};
 use frizzen_text::{StopMatcher, StreamOptions, TextDelta, TextStream, Tokenizer};
 use proptest::prelude::*;
 
@@ -263,10 +264,11 @@ fn stop_strings_are_ignored_in_the_first_min_tokens() {
 #[test]
 fn stop_strings_in_reasoning_are_ignored_vllm_14399() {
     let text = "<think>first a song then</think>Answer: song here";
+    let think = Format { reasoning: ReasoningFormat::named("qwen3"), tools: None };
     for include in [false, true] {
         for step in [1, 2, 7, 100] {
             let options = StreamOptions {
-                stop_after: Some("</think>".to_owned()),
+                stop_outside: Some((think, Start::Answer)),
                 include_stop_in_output: include,
                 ..stopping(&["song"])
             };
@@ -287,4 +289,16 @@ fn stop_strings_in_reasoning_are_ignored_vllm_14399() {
 fn the_longest_of_the_strings_that_end_together_wins() {
     let got = run(&strings(&["b", "ab"]), false, &["x", "ab"]);
     assert_eq!((got.text.as_str(), got.stop.as_deref()), ("x", Some("ab")));
+}
+
+/// Markers are special tokens in many vocabularies: hidden from clients, and yet the parser must see them.
+#[test]
+fn marker_tokens_are_shown_although_special_tokens_are_hidden() {
+    let special = |id: TokenId| BYTES.is_special(id);
+    let hidden = (0..BYTES.vocab_size()).find(|id| special(*id)).unwrap();
+    let options = StreamOptions { shown_special: [hidden].into(), ..StreamOptions::default() };
+    let mut stream = TextStream::new(BYTES.clone(), &options).unwrap();
+    assert_eq!(stream.push(&[hidden]).text, BYTES.token_str(hidden));
+    let mut stream = TextStream::new(BYTES.clone(), &StreamOptions::default()).unwrap();
+    assert_eq!(stream.push(&[hidden]).text, "");
 }

@@ -1,15 +1,16 @@
 //! Chat completions: role, content, finish, usage.
 //!
 //! The order is fixed by construction: a choice's role chunk comes with its first delta, so not before its first
-//! token; then content; then one chunk with an empty delta and the reason.
+//! token; then what the choice's [`Reader`] makes of its text; then one chunk with an empty delta and the reason.
 
 use std::sync::Arc;
 
 use frizzen_core::TokenId;
+use frizzen_text::parse::{Delta, Message};
 
-use crate::json;
 use crate::output::delta::{ChoiceDelta, Finish};
 use crate::output::logprobs;
+use crate::output::message::{Reader, Shape};
 use crate::output::pieces::Pieces;
 use crate::output::usage::Usage;
 use crate::output::writer::{Envelope, Writer, write_ids};
@@ -24,21 +25,30 @@ pub struct Chat {
     logprobs: Option<usize>,
     /// Alternatives per prompt token, if they were asked for.
     prompt_logprobs: Option<usize>,
-    /// Whether each choice's role was sent.
-    begun: Vec<bool>,
+    choices: Vec<Choice>,
+    shape: Shape,
+}
+
+#[derive(Debug)]
+struct Choice {
+    reader: Reader,
+    /// Its role was sent.
+    begun: bool,
 }
 
 impl Chat {
-    /// A writer for `choices` choices.
+    /// A writer for as many choices as there are readers.
     pub fn new(
         envelope: Envelope,
         pieces: Pieces,
         prompt: Arc<[TokenId]>,
         logprobs: Option<usize>,
         prompt_logprobs: Option<usize>,
-        choices: usize,
+        readers: Vec<Reader>,
+        shape: Shape,
     ) -> Self {
-        Self { envelope, pieces, prompt, logprobs, prompt_logprobs, begun: vec![false; choices] }
+        let choices = readers.into_iter().map(|reader| Choice { reader, begun: false }).collect();
+        Self { envelope, pieces, prompt, logprobs, prompt_logprobs, choices, shape }
     }
 
     fn write_logprobs(&self, delta: &ChoiceDelta, out: &mut Vec<u8>) {
@@ -58,8 +68,8 @@ impl Chat {
     }
 
     fn begin(&mut self, index: usize, usage: &Usage, out: &mut Vec<u8>) {
-        let first = !self.begun.contains(&true);
-        if std::mem::replace(&mut self.begun[index], true) {
+        let first = !self.choices.iter().any(|choice| choice.begun);
+        if std::mem::replace(&mut self.choices[index].begun, true) {
             return;
         }
         let prompt = (first && self.envelope.shown().token_ids).then_some(&*self.prompt);
@@ -72,27 +82,37 @@ impl Chat {
 impl Writer for Chat {
     fn events(&mut self, delta: &ChoiceDelta, usage: &Usage, out: &mut Vec<u8>) {
         self.begin(delta.index, usage, out);
+        let mut parts = self.choices[delta.index].reader.read(delta);
+        let reader = &self.choices[delta.index].reader;
+        parts.retain(|part| !matches!(part, Delta::CallEnd { .. }));
         let shows_tokens =
             !delta.tokens.is_empty() && (self.logprobs.is_some() || self.envelope.shown().token_ids);
-        let content = !delta.text.is_empty() || (shows_tokens && delta.finish.is_none());
-        if content {
-            self.envelope.event(delta.index, usage, None, out, |out| {
-                out.extend_from_slice(b",\"delta\":{\"content\":");
-                json::string(out, &delta.text);
-                out.push(b'}');
+        if parts.is_empty() && shows_tokens && delta.finish.is_none() {
+            parts.push(Delta::Content(String::new()));
+        }
+        // The tokens of a delta are shown once, with whatever comes first.
+        let mut tokens = true;
+        let mut members = |out: &mut Vec<u8>, finish: Option<&Finish>| {
+            if std::mem::take(&mut tokens) {
                 self.write_token_members(delta, out);
-                Finish::write(None, out);
+            } else {
+                out.extend_from_slice(b",\"logprobs\":null");
+            }
+            Finish::write(finish, out);
+        };
+        for part in &parts {
+            self.envelope.event(delta.index, usage, None, out, |out| {
+                out.extend_from_slice(b",\"delta\":{");
+                reader.write_delta(part, out);
+                out.push(b'}');
+                members(out, None);
             });
         }
-        if delta.finish.is_some() {
+        if let Some(finish) = &delta.finish {
+            let finish = Finish { reason: reader.finish_reason(finish.reason), ..finish.clone() };
             self.envelope.event(delta.index, usage, None, out, |out| {
                 out.extend_from_slice(b",\"delta\":{}");
-                if content {
-                    out.extend_from_slice(b",\"logprobs\":null");
-                } else {
-                    self.write_token_members(delta, out);
-                }
-                Finish::write(delta.finish.as_ref(), out);
+                members(out, Some(&finish));
             });
         }
     }
@@ -102,12 +122,22 @@ impl Writer for Chat {
     }
 
     fn answer(&mut self, choices: &[ChoiceDelta], usage: &Usage, out: &mut Vec<u8>) {
+        let read = |delta: &ChoiceDelta, choice: &mut Choice| {
+            let mut message = Message::default();
+            choice.reader.read(delta).into_iter().for_each(|part| message.apply(part));
+            message
+        };
+        let messages: Vec<Message> =
+            choices.iter().zip(&mut self.choices).map(|(delta, choice)| read(delta, choice)).collect();
         let choice = |out: &mut Vec<u8>, delta: &ChoiceDelta| {
-            out.extend_from_slice(b",\"message\":{\"role\":\"assistant\",\"content\":");
-            json::string(out, &delta.text);
-            out.extend_from_slice(b",\"refusal\":null}");
+            out.extend_from_slice(b",\"message\":");
+            self.shape.write_message(&messages[delta.index], out);
             self.write_token_members(delta, out);
-            Finish::write(delta.finish.as_ref(), out);
+            let reader = &self.choices[delta.index].reader;
+            let finish = delta.finish.clone();
+            let finish =
+                finish.map(|finish| Finish { reason: reader.finish_reason(finish.reason), ..finish });
+            Finish::write(finish.as_ref(), out);
         };
         self.envelope.answer(choices, usage, out, choice, |out| {
             if let (Some(top), Some(first)) = (self.prompt_logprobs, choices.first()) {

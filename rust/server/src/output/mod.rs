@@ -3,6 +3,7 @@
 //! * [`generation`]: merges the samples of a request; tokens become text here.
 //! * [`delta`]: what became known about one choice. * [`usage`]: what is counted.
 //! * [`writer`]: the seam; [`chat`] and [`completion`] write deltas as chunks, or the merged deltas as one answer.
+//! * [`message`]: what a choice's text says: reasoning, content, tool calls.
 //! * [`pieces`], [`logprobs`]: tokens as text and bytes. * [`stream`]: the event stream.
 
 pub mod chat;
@@ -10,6 +11,7 @@ pub mod completion;
 pub mod delta;
 pub mod generation;
 pub mod logprobs;
+pub mod message;
 pub mod pieces;
 pub mod stream;
 pub mod usage;

@@ -5,6 +5,7 @@ use serde_json::{Map, Value};
 use crate::error::ApiError;
 use crate::request::common::{Common, Limits};
 use crate::request::fields::Fields;
+use crate::request::tools::{ToolChoice, tools};
 
 const MEDIA: [&str; 6] = ["image_url", "input_image", "input_audio", "audio_url", "video_url", "file"];
 
@@ -32,6 +33,14 @@ pub struct ChatRequest {
     pub common: Common,
     /// The conversation.
     pub conversation: Conversation,
+    /// Whether the model may call tools.
+    pub tool_choice: ToolChoice,
+    /// It may make several calls.
+    pub parallel_tool_calls: bool,
+    /// Show its reasoning.
+    pub include_reasoning: bool,
+    /// Stop strings are looked for in its reasoning too.
+    pub stop_in_reasoning: bool,
 }
 
 impl ChatRequest {
@@ -43,7 +52,21 @@ impl ChatRequest {
         let newer = fields.integer("max_completion_tokens", 0..=u32::MAX)?;
         let older = fields.integer("max_tokens", 0..=u32::MAX)?;
         common.params.max_tokens = newer.or(older);
-        Ok(Self { common, conversation })
+        let tool_choice = ToolChoice::read(&mut fields, conversation.tools.as_deref())?;
+        tool_choice.check(limits.format.tools.is_some())?;
+        let include_reasoning = fields.boolean("include_reasoning")?.unwrap_or(true);
+        if !include_reasoning && limits.format.reasoning.is_none() {
+            let message = "reasoning can be left out only by a server with --reasoning-parser";
+            return Err(ApiError::unsupported("include_reasoning", message));
+        }
+        Ok(Self {
+            common,
+            conversation,
+            tool_choice,
+            parallel_tool_calls: fields.boolean("parallel_tool_calls")?.unwrap_or(true),
+            include_reasoning,
+            stop_in_reasoning: fields.flag("stop_in_reasoning")?,
+        })
     }
 }
 
@@ -100,24 +123,4 @@ fn logprobs(fields: &mut Fields, limit: u32) -> Result<Option<u32>, ApiError> {
         ));
     }
     Ok(wanted.then_some(top))
-}
-
-/// Tools are shown to the template; that the model may call them is refused, since nothing would read the call.
-fn tools(fields: &mut Fields) -> Result<Option<Vec<Value>>, ApiError> {
-    let tools = fields.list("tools")?.filter(|tools| !tools.is_empty());
-    let choice = fields.take("tool_choice");
-    let none = choice.as_ref().is_some_and(|choice| choice == "none");
-    let auto = choice.is_none() || choice.as_ref().is_some_and(|choice| choice == "auto");
-    match (tools, none, auto) {
-        (None, false, false) => Err(ApiError::invalid(
-            "tool_choice",
-            "tool_choice must be \"none\" or \"auto\" when there are no tools",
-        )),
-        (None, ..) => Ok(None),
-        (Some(tools), true, _) => Ok(Some(tools)),
-        (Some(_), false, _) => Err(ApiError::unsupported(
-            "tools",
-            "tools: tool calls are not supported; tool_choice \"none\" shows the tools to the template only",
-        )),
-    }
 }

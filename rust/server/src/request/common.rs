@@ -1,6 +1,7 @@
 //! The fields that both dialects share.
 
 use frizzen_core::{ParamLimits, SamplingParams};
+use frizzen_text::parse::Format;
 use serde_json::Value;
 
 use crate::error::{ApiError, quoted};
@@ -32,6 +33,8 @@ pub struct Limits {
     pub params: ParamLimits,
     /// Whether requests are served by priority.
     pub by_priority: bool,
+    /// What is read out of the model's text.
+    pub format: Format,
 }
 
 /// How outputs are to be shown.

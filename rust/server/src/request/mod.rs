@@ -2,12 +2,14 @@
 //!
 //! * [`parity`]: which fields exist, as data. * [`fields`]: typed access to a body.
 //! * [`common`]: what both dialects share. * [`chat`], [`completion`]: the dialects.
+//! * [`tools`]: which tools may be called.
 
 pub mod chat;
 pub mod common;
 pub mod completion;
 pub mod fields;
 pub mod parity;
+pub mod tools;
 
 #[cfg(test)]
 mod tests;
@@ -17,3 +19,4 @@ pub use common::{Common, Limits, Shown, TruncationSide};
 pub use completion::{CompletionRequest, Prompt};
 pub use fields::{Fields, Unused};
 pub use parity::Dialect;
+pub use tools::ToolChoice;

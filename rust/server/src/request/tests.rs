@@ -2,6 +2,7 @@
 
 use axum::http::StatusCode;
 use frizzen_core::{ParamLimits, SamplingParams};
+use frizzen_text::parse::{Format, ToolFormat};
 use serde_json::{Value, json};
 
 use super::chat::ChatRequest;
@@ -9,11 +10,13 @@ use super::common::{Limits, MAX_N, MAX_STOP};
 use super::completion::{CompletionRequest, Prompt};
 use super::fields::{Fields, Unused};
 use super::parity::{self, Dialect, FIELDS, Off, Support};
+use super::tools::ToolChoice;
 use crate::error::ApiError;
 
 const LIMITS: Limits = Limits {
     params: ParamLimits { vocab_size: 1000, max_model_len: 64, max_logprobs: 20 },
     by_priority: false,
+    format: Format { reasoning: None, tools: None },
 };
 
 fn chat_bytes(body: &[u8]) -> Result<ChatRequest, ApiError> {
@@ -452,19 +455,54 @@ fn templates_are_not_taken_from_requests_vllm_52025() {
 }
 
 #[test]
-fn tools_are_shown_but_not_called() {
-    let with = |choice: Value| {
-        let mut body: Value =
-            serde_json::from_slice(&body(Dialect::Chat, "tools", json!([{"type": "function"}]))).unwrap();
+fn tools_may_be_called_where_a_parser_reads_the_call() {
+    let with = |tools: Option<&str>, choice: Value| {
+        let limits =
+            Limits { format: Format { tools: tools.and_then(ToolFormat::named), ..LIMITS.format }, ..LIMITS };
+        let tools = json!([{"type": "function", "function": {"name": "f"}}]);
+        let mut body = json!({"messages": [{"role": "user", "content": "q"}], "tools": tools});
         body["tool_choice"] = choice;
-        chat_bytes(body.to_string().as_bytes())
+        let (fields, _) = Fields::parse(body.to_string().as_bytes(), Dialect::Chat)?;
+        ChatRequest::read(fields, &limits)
     };
-    assert_eq!(with(json!("none")).unwrap().conversation.tools.unwrap().len(), 1);
-    for choice in [Value::Null, json!("auto"), json!("required"), json!({"type": "function"})] {
-        assert_eq!(with(choice).unwrap_err().status, 501);
+    let (parser, named) =
+        (Some("hermes"), |name: &str| json!({"type": "function", "function": {"name": name}}));
+    assert_eq!(with(None, json!("none")).unwrap().conversation.tools.unwrap().len(), 1);
+    for auto in [Value::Null, json!("auto")] {
+        assert_eq!(with(parser, auto.clone()).unwrap().tool_choice, ToolChoice::Auto);
+        let error = with(None, auto).unwrap_err();
+        assert_eq!((error.status.as_u16(), error.param.as_deref()), (400, Some("tools")));
+        assert!(error.message.contains("--tool-call-parser"), "{error:?}");
     }
+    for enforced in [json!("required"), named("f")] {
+        assert_eq!(with(parser, enforced.clone()).unwrap_err().status, 501);
+        assert_eq!(with(None, enforced).unwrap_err().status, 501);
+    }
+    for wrong in [named("g"), json!({"type": "function"}), json!("any"), json!(1)] {
+        let error = with(parser, wrong).unwrap_err();
+        assert_eq!((error.status.as_u16(), error.param.as_deref()), (400, Some("tool_choice")));
+    }
+    assert!(read(Dialect::Chat, "tools", json!([{"type": "function"}])).is_err());
+}
+
+/// Nothing answers `tool_calls` with an empty list: the impossible set-ups are refused.
+#[test]
+fn a_call_cannot_be_required_without_tools_vllm_53255() {
     assert!(read(Dialect::Chat, "tool_choice", json!("auto")).is_ok());
-    assert!(read(Dialect::Chat, "tool_choice", json!("required")).is_err());
+    for choice in [json!("required"), json!({"type": "function", "function": {"name": "f"}})] {
+        let mut body = json!({"messages": [{"role": "user", "content": "q"}], "tool_choice": choice});
+        for tools in [Value::Null, json!([])] {
+            body["tools"] = tools;
+            let error = chat_bytes(body.to_string().as_bytes()).unwrap_err();
+            assert_eq!((error.status.as_u16(), error.param.as_deref()), (400, Some("tool_choice")));
+        }
+    }
+}
+
+#[test]
+fn reasoning_is_left_out_only_by_a_server_that_finds_it() {
+    assert_eq!(read(Dialect::Chat, "include_reasoning", json!(false)).unwrap_err().status, 501);
+    assert!(read(Dialect::Chat, "include_reasoning", json!(true)).is_ok());
 }
 
 #[test]

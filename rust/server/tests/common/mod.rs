@@ -13,7 +13,8 @@ use clap::Parser;
 use frizzen_engine::WorkerInfo;
 use frizzen_engine::mock::{Content, MockWorker, TimingLaw};
 use frizzen_server::serve::{Outcome, serve};
-use frizzen_server::{ServerConfig, SharedState, ShutdownRequests, mock};
+use frizzen_server::{ServerConfig, SharedState, ShutdownRequests, TextModel, mock};
+use frizzen_text::ChatTemplate;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc::UnboundedSender;
@@ -68,10 +69,21 @@ impl Server {
 
     /// A server with these flags.
     pub fn with(flags: &[&str], worker: MockWorker) -> Self {
+        Self::of_model(flags, worker, mock::text_model().unwrap())
+    }
+
+    /// A server with these flags whose model has this chat template.
+    pub fn with_template(flags: &[&str], worker: MockWorker, template: &str) -> Self {
+        let tokenizer = Arc::new(mock::tokenizer().unwrap());
+        let template = ChatTemplate::new(template, tokenizer.special_tokens().names.clone()).unwrap();
+        Self::of_model(flags, worker, TextModel::new(tokenizer, Some(template)))
+    }
+
+    fn of_model(flags: &[&str], worker: MockWorker, text: TextModel) -> Self {
         let config =
             Cli::try_parse_from(["serve", "mock"].iter().chain(flags)).map_err(|error| error.to_string());
         let config = config.unwrap().config;
-        let (state, engine) = mock::start(&config, worker, mock::text_model().unwrap());
+        let (state, engine) = mock::start(&config, worker, text);
         let (stop, requests) = ShutdownRequests::channel();
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         listener.set_nonblocking(true).unwrap();

@@ -125,6 +125,11 @@ impl ChatTemplate {
         self.tool_use.is_some() || self.default.source.contains("tools")
     }
 
+    /// The source of the template for requests with tools, if it is one of its own, and of the default one.
+    pub fn sources(&self) -> impl Iterator<Item = &str> {
+        self.tool_use.iter().chain([&self.default]).map(|variant| variant.source.as_str())
+    }
+
     /// The prompt for `request`.
     ///
     /// The messages are checked and brought into the form templates expect first: `null` fields are dropped, tool-call

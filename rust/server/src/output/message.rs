@@ -1,0 +1,153 @@
+//! Chat messages: what a choice's text says, read by the model's parsers, and its JSON.
+
+use frizzen_text::parse::{Delta, Format, Message, MessageParser, Setup, ToolCall};
+use serde_json::Value;
+
+use crate::json;
+use crate::output::delta::ChoiceDelta;
+
+/// How messages are shown.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Shape {
+    /// Reasoning is a member of messages.
+    pub reasoning: bool,
+    /// Under its older name too.
+    pub reasoning_content: bool,
+    /// More than one call may be shown.
+    pub parallel: bool,
+}
+
+/// Reads the text of one choice.
+///
+/// Invariant: the finish reason is `tool_calls` exactly if the model stopped by itself, there are calls, and all of them
+/// are complete.
+#[derive(Debug)]
+pub struct Reader {
+    /// `None` if the text is the content.
+    parser: Option<MessageParser>,
+    shape: Shape,
+    calls: usize,
+    complete: usize,
+}
+
+impl Reader {
+    /// A reader at the beginning of a text.
+    pub fn new(format: Format, setup: &Setup, shape: Shape) -> Self {
+        let parser = (!format.is_plain()).then(|| MessageParser::new(format, setup));
+        Self { parser, shape, calls: 0, complete: 0 }
+    }
+
+    /// What the next delta of the choice brings.
+    pub fn read(&mut self, delta: &ChoiceDelta) -> Vec<Delta> {
+        let Some(parser) = &mut self.parser else {
+            let text = Some(delta.text.clone()).filter(|text| !text.is_empty());
+            return text.map(Delta::Content).into_iter().collect();
+        };
+        let mut parts = parser.push(&delta.text);
+        if delta.finish.is_some() {
+            parts.extend(parser.finish());
+            for note in parser.notes() {
+                tracing::debug!("what began like a tool call is content: {note}");
+            }
+        }
+        let shape = self.shape;
+        parts.retain(|part| match part {
+            Delta::Reasoning(_) => shape.reasoning,
+            Delta::Content(_) => true,
+            Delta::CallStart { index, .. }
+            | Delta::CallArguments { index, .. }
+            | Delta::CallEnd { index, .. } => shape.parallel || *index == 0,
+        });
+        for part in &parts {
+            match part {
+                Delta::CallStart { .. } => self.calls += 1,
+                Delta::CallEnd { complete: true, .. } => self.complete += 1,
+                _ => {}
+            }
+        }
+        parts
+    }
+
+    /// The reason to show for the engine's.
+    pub fn finish_reason(&self, reason: &'static str) -> &'static str {
+        if reason == "stop" && self.calls > 0 && self.calls == self.complete { "tool_calls" } else { reason }
+    }
+
+    /// Appends the member of a streamed `delta` object that shows `part`; nothing for the end of a call.
+    pub fn write_delta(&self, part: &Delta, out: &mut Vec<u8>) {
+        match part {
+            Delta::Content(text) => {
+                out.extend_from_slice(b"\"content\":");
+                json::string(out, text);
+            }
+            Delta::Reasoning(text) => self.shape.write_reasoning(text, out),
+            Delta::CallStart { index, id, name } => {
+                out.extend_from_slice(b"\"tool_calls\":[{\"index\":");
+                json::integer(out, *index as u64);
+                out.push(b',');
+                write_call(out, id, name, "");
+                out.extend_from_slice(b"}]");
+            }
+            Delta::CallArguments { index, text } => {
+                out.extend_from_slice(b"\"tool_calls\":[{\"index\":");
+                json::integer(out, *index as u64);
+                out.extend_from_slice(b",\"function\":{\"arguments\":");
+                json::string(out, text);
+                out.extend_from_slice(b"}}]");
+            }
+            Delta::CallEnd { .. } => {}
+        }
+    }
+}
+
+impl Shape {
+    fn write_reasoning(self, text: &str, out: &mut Vec<u8>) {
+        out.extend_from_slice(b"\"reasoning\":");
+        json::string(out, text);
+        if self.reasoning_content {
+            out.extend_from_slice(b",\"reasoning_content\":");
+            json::string(out, text);
+        }
+    }
+
+    /// A whole message as a value.
+    pub fn message(self, message: &Message) -> Value {
+        let mut out = Vec::new();
+        self.write_message(message, &mut out);
+        serde_json::from_slice(&out).expect("a message is written as JSON")
+    }
+
+    /// Appends a whole message. Content that is empty beside something else is `null`, as in OpenAI's answers.
+    pub fn write_message(self, message: &Message, out: &mut Vec<u8>) {
+        out.extend_from_slice(b"{\"role\":\"assistant\",\"content\":");
+        if message.content.is_empty() && !(message.calls.is_empty() && message.reasoning.is_empty()) {
+            out.extend_from_slice(b"null");
+        } else {
+            json::string(out, &message.content);
+        }
+        out.extend_from_slice(b",\"refusal\":null");
+        if !message.reasoning.is_empty() {
+            out.push(b',');
+            self.write_reasoning(&message.reasoning, out);
+        }
+        if !message.calls.is_empty() {
+            out.extend_from_slice(b",\"tool_calls\":");
+            json::list(out, &message.calls, |out, ToolCall { id, name, arguments, .. }| {
+                out.push(b'{');
+                write_call(out, id, name, arguments);
+                out.push(b'}');
+            });
+        }
+        out.push(b'}');
+    }
+}
+
+fn write_call(out: &mut Vec<u8>, id: &str, name: &str, arguments: &str) {
+    out.extend_from_slice(b"\"id\":");
+    json::string(out, id);
+    out.extend_from_slice(b",\"type\":\"function\",\"function\":{\"name\":");
+    json::string(out, name);
+    out.extend_from_slice(b",\"arguments\":");
+    json::string(out, arguments);
+    out.push(b'}');
+}

@@ -1,0 +1,132 @@
+//! GLM 4.5 and later: `<tool_call>NAME`, then `<arg_key>` and `<arg_value>` in turn.
+
+use std::sync::Arc;
+
+use crate::parse::Malformed;
+use crate::parse::frame::{Body, FrameSpec};
+use crate::parse::output::Output;
+use crate::parse::params::Params;
+use crate::parse::registry::{Machine, ToolFormat};
+use crate::parse::scan::Scan;
+use crate::parse::schema::ToolSchemas;
+
+const OPEN: &str = "<tool_call>";
+const CLOSE: &str = "</tool_call>";
+const KEY: &str = "<arg_key>";
+const KEY_END: &str = "</arg_key>";
+const VALUE: &str = "<arg_value>";
+const VALUE_END: &str = "</arg_value>";
+
+pub(in crate::parse) const FORMAT: ToolFormat = ToolFormat {
+    name: "glm45",
+    aliases: &["glm46", "glm47", "glm"],
+    machine: Machine::Frame(FrameSpec::marked(&[OPEN], |_, tools| Box::new(Call::new(tools)))),
+    markers: &[OPEN, CLOSE, KEY, KEY_END, VALUE, VALUE_END],
+    ..ToolFormat::DEFAULT
+};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Name,
+    /// Before an argument or the end.
+    Between,
+    Key,
+    BeforeValue,
+    Value,
+}
+
+#[derive(Debug)]
+struct Call {
+    tools: Arc<ToolSchemas>,
+    state: State,
+    scan: Scan,
+    name: String,
+    key: String,
+    params: Params,
+}
+
+impl Call {
+    fn new(tools: &Arc<ToolSchemas>) -> Self {
+        Self {
+            tools: Arc::clone(tools),
+            state: State::Name,
+            scan: Scan::default(),
+            name: String::new(),
+            key: String::new(),
+            params: Params::default(),
+        }
+    }
+
+    /// What a marker between arguments does; true if it ends the call.
+    fn marker(&mut self, marker: usize, out: &mut Output) -> bool {
+        if marker == 0 {
+            self.key.clear();
+            self.state = State::Key;
+            return false;
+        }
+        self.params.finish(out);
+        true
+    }
+
+    fn start(&mut self, out: &mut Output) -> Result<(), Malformed> {
+        let name = self.name.trim();
+        if name.is_empty() || name.contains(|c: char| c.is_whitespace() || "{<\"".contains(c)) {
+            return Err(Malformed("a call without a name"));
+        }
+        out.start_call(name, None);
+        Ok(())
+    }
+}
+
+impl Body for Call {
+    fn feed(&mut self, c: char, out: &mut Output) -> Result<bool, Malformed> {
+        let mut text = String::new();
+        match self.state {
+            State::Name => {
+                if let Some(marker) = self.scan.feed(c, &[KEY, CLOSE], &mut self.name) {
+                    self.start(out)?;
+                    return Ok(self.marker(marker, out));
+                }
+            }
+            State::Between => {
+                if let Some(marker) = self.scan.feed(c, &[KEY, CLOSE], &mut text) {
+                    return Ok(self.marker(marker, out));
+                }
+            }
+            State::Key => {
+                if self.scan.feed(c, &[KEY_END], &mut self.key).is_some() {
+                    self.state = State::BeforeValue;
+                }
+            }
+            State::BeforeValue => {
+                if self.scan.feed(c, &[VALUE], &mut text).is_some() {
+                    let key = self.key.trim();
+                    let kind = self.tools.kind(self.name.trim(), key);
+                    self.params.begin(key, kind, out);
+                    self.state = State::Value;
+                }
+            }
+            State::Value => {
+                let found = self.scan.feed(c, &[VALUE_END], &mut text);
+                self.params.push(&text, out);
+                if found.is_some() {
+                    self.params.end_value(out);
+                    self.state = State::Between;
+                }
+            }
+        }
+        Ok(false)
+    }
+
+    fn end(&mut self, out: &mut Output) -> Result<(), Malformed> {
+        if self.state == State::Name {
+            return Err(Malformed("the text ended before the arguments"));
+        }
+        if self.state == State::Value {
+            let held = self.scan.take();
+            self.params.push(&held, out);
+        }
+        self.params.cut(out);
+        Ok(())
+    }
+}

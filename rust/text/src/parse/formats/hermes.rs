@@ -1,0 +1,52 @@
+//! Hermes and Qwen: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, one element per call.
+
+use crate::parse::Malformed;
+use crate::parse::args::{Closing, Flow};
+use crate::parse::call_object::CallObject;
+use crate::parse::frame::{Body, FrameSpec};
+use crate::parse::output::Output;
+use crate::parse::registry::{Machine, ToolFormat};
+
+const CLOSE: &[&str] = &["</tool_call>"];
+
+pub(in crate::parse) const FORMAT: ToolFormat = ToolFormat {
+    name: "hermes",
+    aliases: &["qwen", "qwen2", "qwen3"],
+    machine: Machine::Frame(FrameSpec::marked(&["<tool_call>"], |_, _| Box::new(Element::new()))),
+    markers: &["<tool_call>", "</tool_call>"],
+    ..ToolFormat::DEFAULT
+};
+
+#[derive(Debug)]
+enum Element {
+    Call(Box<CallObject>),
+    Closing(Closing),
+}
+
+impl Element {
+    fn new() -> Self {
+        Self::Call(Box::new(CallObject::new(None)))
+    }
+}
+
+impl Body for Element {
+    fn feed(&mut self, c: char, out: &mut Output) -> Result<bool, Malformed> {
+        let closing = match self {
+            Self::Closing(closing) => return Ok(closing.feed(c, out).is_some()),
+            Self::Call(call) => call.feed(c, out)?,
+        };
+        if closing == Flow::More {
+            return Ok(false);
+        }
+        *self = Self::Closing(Closing::new(CLOSE, closing == Flow::Broken));
+        if closing == Flow::Done { Ok(false) } else { self.feed(c, out) }
+    }
+
+    fn end(&mut self, out: &mut Output) -> Result<(), Malformed> {
+        match self {
+            Self::Call(call) => return call.end(out),
+            Self::Closing(closing) => closing.end(out),
+        }
+        Ok(())
+    }
+}

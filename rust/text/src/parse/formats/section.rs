@@ -1,0 +1,108 @@
+//! Calls between special tokens: a section of calls, each a head, an opening marker, a JSON object and an end marker.
+
+use std::mem::take;
+
+use crate::parse::Malformed;
+use crate::parse::args::{Closing, Flow, JsonArgs};
+use crate::parse::frame::Body;
+use crate::parse::output::Output;
+use crate::parse::scan::Scan;
+
+/// The words of one family.
+#[derive(Debug)]
+pub(super) struct SectionSpec {
+    /// The marker before a call and the one after the section.
+    pub(super) between: [&'static str; 2],
+    /// Ends the head.
+    pub(super) args_open: &'static str,
+    /// The marker after a call and, if a model forgets it, the one after the section.
+    pub(super) close: &'static [&'static str],
+    /// The name and, if the family has one, the id in a head.
+    pub(super) head: fn(&str) -> (&str, Option<&str>),
+}
+
+#[derive(Debug)]
+enum State {
+    Between,
+    Head(String),
+    Arguments(JsonArgs),
+    Closing(Closing),
+}
+
+/// Reads one section.
+#[derive(Debug)]
+pub(super) struct Section {
+    spec: &'static SectionSpec,
+    state: State,
+    scan: Scan,
+}
+
+impl Section {
+    /// A section after its opening marker or, if `in_call`, after the one before a call, since some models forget the
+    /// other.
+    pub(super) fn new(spec: &'static SectionSpec, in_call: bool) -> Self {
+        let state = if in_call { State::Head(String::new()) } else { State::Between };
+        Self { spec, state, scan: Scan::default() }
+    }
+
+    fn start(&mut self, out: &mut Output) -> Result<(), Malformed> {
+        let State::Head(head) = &mut self.state else { return Ok(()) };
+        let head = take(head);
+        let (name, id) = (self.spec.head)(&head);
+        if name.is_empty() || name.contains(char::is_whitespace) {
+            return Err(Malformed("a call without a name"));
+        }
+        out.start_call(name, id.map(str::to_owned));
+        self.state = State::Arguments(JsonArgs::default());
+        Ok(())
+    }
+}
+
+impl Body for Section {
+    fn feed(&mut self, c: char, out: &mut Output) -> Result<bool, Malformed> {
+        match &mut self.state {
+            State::Between => {
+                let mut text = String::new();
+                let found = self.scan.feed(c, &self.spec.between, &mut text);
+                if !text.trim().is_empty() {
+                    return Err(Malformed("text between calls"));
+                }
+                if found == Some(0) {
+                    self.state = State::Head(String::new());
+                }
+                Ok(found == Some(1))
+            }
+            State::Head(head) => {
+                if self.scan.feed(c, &[self.spec.args_open], head).is_some() {
+                    self.start(out)?;
+                }
+                Ok(false)
+            }
+            State::Arguments(arguments) => {
+                let flow = arguments.feed(c, out);
+                if flow == Flow::More {
+                    return Ok(false);
+                }
+                self.state = State::Closing(Closing::new(self.spec.close, flow == Flow::Broken));
+                if flow == Flow::Broken { self.feed(c, out) } else { Ok(false) }
+            }
+            State::Closing(closing) => {
+                let found = closing.feed(c, out);
+                if found == Some(0) {
+                    self.state = State::Between;
+                }
+                Ok(found == Some(1))
+            }
+        }
+    }
+
+    fn end(&mut self, out: &mut Output) -> Result<(), Malformed> {
+        match &mut self.state {
+            State::Between => {}
+            State::Head(_) => return Err(Malformed("the text ended before the arguments")),
+            State::Arguments(arguments) => arguments.end(out),
+            State::Closing(closing) => closing.end(out),
+        }
+        Ok(())
+    }
+}

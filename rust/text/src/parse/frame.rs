@@ -1,0 +1,134 @@
+//! What all tool formats share: content until a call opens, the call, content again.
+
+use std::fmt;
+use std::mem::take;
+use std::sync::Arc;
+
+use super::output::Output;
+use super::scan::Scan;
+use super::schema::ToolSchemas;
+use super::{MAX_HELD, Malformed, StreamParser};
+
+/// The inside of a format: everything from an opening marker to where content goes on.
+pub(super) trait Body: fmt::Debug + Send {
+    /// Takes the next character; true if it was the last one.
+    fn feed(&mut self, c: char, out: &mut Output) -> Result<bool, Malformed>;
+
+    /// The text has ended: what has begun as a call is ended, and a head without a call is an error.
+    fn end(&mut self, out: &mut Output) -> Result<(), Malformed>;
+}
+
+/// How a format opens.
+#[derive(Clone, Copy, Debug)]
+pub struct FrameSpec {
+    /// Markers that open a body.
+    pub(super) opens: &'static [&'static str],
+    /// Markers that mean nothing outside a body and are dropped there.
+    pub(super) drops: &'static [&'static str],
+    /// A character that opens a body where nothing but white space stands before it or between it and the last call.
+    pub(super) bare: Option<char>,
+    /// A character between bare calls.
+    pub(super) separator: Option<char>,
+    /// Makes the body for the marker with this index; `None` is the bare character, which the body takes next.
+    pub(super) body: fn(Option<usize>, &Arc<ToolSchemas>) -> Box<dyn Body>,
+}
+
+impl FrameSpec {
+    /// A format that opens with one of these markers only.
+    pub(super) const fn marked(
+        opens: &'static [&'static str],
+        body: fn(Option<usize>, &Arc<ToolSchemas>) -> Box<dyn Body>,
+    ) -> Self {
+        Self { opens, drops: &[], bare: None, separator: None, body }
+    }
+}
+
+/// A tool format at work.
+#[derive(Debug)]
+pub(super) struct Frame {
+    spec: &'static FrameSpec,
+    markers: Vec<&'static str>,
+    tools: Arc<ToolSchemas>,
+    scan: Scan,
+    body: Option<Box<dyn Body>>,
+    /// Text of the body that is not committed to a call.
+    held: String,
+    /// Only white space so far, or since the last call.
+    blank: bool,
+    called: bool,
+}
+
+impl Frame {
+    pub(super) fn new(spec: &'static FrameSpec, tools: Arc<ToolSchemas>) -> Self {
+        let markers = [spec.opens, spec.drops].concat();
+        let (scan, held) = (Scan::default(), String::new());
+        Self { spec, markers, tools, scan, body: None, held, blank: true, called: false }
+    }
+
+    fn open(&mut self, marker: Option<usize>) {
+        self.body = Some((self.spec.body)(marker, &self.tools));
+        self.held = marker.map_or_else(String::new, |index| self.markers[index].to_owned());
+    }
+
+    fn feed_body(&mut self, c: char, out: &mut Output) -> Result<(), Malformed> {
+        let Some(body) = &mut self.body else { return Ok(()) };
+        self.held.push(c);
+        let done = body.feed(c, out)?;
+        self.called |= out.in_call();
+        if out.in_call() {
+            self.held.clear();
+        }
+        if done {
+            self.body = None;
+            self.held.clear();
+            self.blank = true;
+        } else if self.held.len() > MAX_HELD {
+            return Err(Malformed("the head of a call is too long"));
+        }
+        Ok(())
+    }
+
+    fn feed_text(&mut self, c: char, out: &mut Output) -> Result<(), Malformed> {
+        let separates = self.called && self.blank && self.scan.is_empty();
+        if separates && self.spec.separator == Some(c) {
+            return Ok(());
+        }
+        let mut text = String::new();
+        let found = self.scan.feed(c, &self.markers, &mut text);
+        for c in text.chars() {
+            if self.blank && self.spec.bare == Some(c) {
+                self.open(None);
+                self.feed_body(c, out)?;
+            } else {
+                self.blank &= c.is_whitespace();
+                out.content(c);
+            }
+        }
+        if let Some(marker) = found.filter(|marker| *marker < self.spec.opens.len()) {
+            self.open(Some(marker));
+        }
+        Ok(())
+    }
+}
+
+impl StreamParser for Frame {
+    fn feed(&mut self, c: char, out: &mut Output) -> Result<(), Malformed> {
+        if self.body.is_some() { self.feed_body(c, out) } else { self.feed_text(c, out) }
+    }
+
+    fn finish(&mut self, out: &mut Output) -> Result<(), Malformed> {
+        match &mut self.body {
+            Some(body) => body.end(out)?,
+            None => self.scan.take().chars().for_each(|c| out.content(c)),
+        }
+        self.body = None;
+        self.held.clear();
+        Ok(())
+    }
+
+    fn reset(&mut self) -> String {
+        self.body = None;
+        self.blank = false;
+        take(&mut self.held)
+    }
+}

@@ -1,0 +1,204 @@
+//! Composition: reasoning, then tool calls in what is left.
+
+use std::mem::take;
+use std::sync::Arc;
+
+use super::formats::harmony::Harmony;
+use super::frame::Frame;
+use super::output::{Delta, Output};
+use super::registry::{Format, Machine};
+use super::schema::ToolSchemas;
+use super::tags::Tags;
+use super::{Malformed, StreamParser};
+
+/// Most reasons that are kept.
+const MAX_NOTES: usize = 16;
+
+/// Where a text begins.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Start {
+    /// Nobody knows: what is usual for the format.
+    #[default]
+    Unknown,
+    /// Inside reasoning, which the prompt opened.
+    Reasoning,
+    /// Outside reasoning, which the text may open.
+    Answer,
+}
+
+/// What a parser knows beside the text.
+#[derive(Clone, Debug, Default)]
+pub struct Setup {
+    /// Where the text begins.
+    pub start: Start,
+    /// The declared tools.
+    pub tools: Arc<ToolSchemas>,
+    /// The ids of calls are a function of it and of their position.
+    pub id_seed: u64,
+}
+
+/// A parser for one text. It never fails: see [`notes`](Self::notes).
+#[derive(Debug)]
+pub struct MessageParser {
+    tags: Option<Tags>,
+    parser: Option<Box<dyn StreamParser>>,
+    out: Output,
+    passed: String,
+    notes: Vec<Malformed>,
+}
+
+impl Format {
+    /// True if a text that begins so begins inside reasoning.
+    pub(super) fn opens_at(&self, start: Start) -> bool {
+        match start {
+            Start::Unknown => self.reasoning.is_some_and(|format| format.assumed_open),
+            Start::Reasoning => self.reasoning.is_some(),
+            Start::Answer => false,
+        }
+    }
+
+    pub(super) fn tags(&self, open: bool) -> Option<Tags> {
+        let ends = self.tools.map_or(&[][..], |tools| tools.opens());
+        self.tag_pair().filter(|_| !self.is_harmony()).map(|pair| Tags::new(pair, ends, open))
+    }
+}
+
+impl MessageParser {
+    /// A parser at the beginning of a text.
+    pub fn new(format: Format, setup: &Setup) -> Self {
+        let open = format.opens_at(setup.start);
+        let style = format.tools.map(|tools| tools.ids).unwrap_or_default();
+        let mut out = Output::new(style, setup.id_seed);
+        if open {
+            out.begin_reasoning();
+        }
+        let parser: Option<Box<dyn StreamParser>> = if format.is_harmony() {
+            Some(Box::new(Harmony::new(format.tools.is_some(), open)))
+        } else {
+            match format.tools.map(|tools| &tools.machine) {
+                Some(Machine::Frame(spec)) => Some(Box::new(Frame::new(spec, Arc::clone(&setup.tools)))),
+                _ => None,
+            }
+        };
+        Self { tags: format.tags(open), parser, out, passed: String::new(), notes: Vec::new() }
+    }
+
+    /// Takes the next piece of the text, cut anywhere; what it makes certain.
+    pub fn push(&mut self, text: &str) -> Vec<Delta> {
+        for c in text.chars() {
+            match &mut self.tags {
+                Some(tags) => {
+                    tags.feed(c, &mut self.out, &mut self.passed);
+                    self.pass();
+                }
+                None => self.feed(c),
+            }
+        }
+        self.out.take()
+    }
+
+    /// The text has ended: everything that was held back. Nothing may be pushed after it.
+    pub fn finish(&mut self) -> Vec<Delta> {
+        if let Some(tags) = &mut self.tags {
+            tags.finish(&mut self.out, &mut self.passed);
+            self.pass();
+        }
+        if let Some(parser) = &mut self.parser
+            && let Err(reason) = parser.finish(&mut self.out)
+        {
+            let text = parser.reset();
+            self.note(reason);
+            text.chars().for_each(|c| self.out.content(c));
+        }
+        self.out.finish();
+        self.out.take()
+    }
+
+    /// Why texts that began like tool calls are content, in order; the first few.
+    pub fn notes(&self) -> &[Malformed] {
+        &self.notes
+    }
+
+    fn pass(&mut self) {
+        for c in take(&mut self.passed).chars() {
+            self.feed(c);
+        }
+    }
+
+    fn feed(&mut self, c: char) {
+        let Some(parser) = &mut self.parser else { return self.out.content(c) };
+        let Err(reason) = parser.feed(c, &mut self.out) else { return };
+        let mut text = parser.reset();
+        // The character at fault may itself begin something.
+        let last = text.pop();
+        text.chars().for_each(|c| self.out.content(c));
+        if let Some(last) = last
+            && parser.feed(last, &mut self.out).is_err()
+        {
+            self.out.content(last);
+        }
+        self.note(reason);
+    }
+
+    fn note(&mut self, reason: Malformed) {
+        if self.notes.len() < MAX_NOTES {
+            self.notes.push(reason);
+        }
+    }
+}
+
+/// A tool call.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ToolCall {
+    /// Never empty.
+    pub id: String,
+    /// The function.
+    pub name: String,
+    /// Its arguments as JSON text; the beginning of one if the call is not complete.
+    pub arguments: String,
+    /// The arguments are a JSON object.
+    pub complete: bool,
+}
+
+/// A whole message.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Message {
+    /// What the model thought, if anything.
+    pub reasoning: String,
+    /// What it answered, if anything.
+    pub content: String,
+    /// The tools that it calls, in order.
+    pub calls: Vec<ToolCall>,
+}
+
+impl Message {
+    /// Appends a delta.
+    pub fn apply(&mut self, delta: Delta) {
+        match delta {
+            Delta::Reasoning(text) => self.reasoning.push_str(&text),
+            Delta::Content(text) => self.content.push_str(&text),
+            Delta::CallStart { id, name, .. } => {
+                self.calls.push(ToolCall { id, name, ..ToolCall::default() });
+            }
+            Delta::CallArguments { index, text } => {
+                if let Some(call) = self.calls.get_mut(index) {
+                    call.arguments.push_str(&text);
+                }
+            }
+            Delta::CallEnd { index, complete } => {
+                if let Some(call) = self.calls.get_mut(index) {
+                    call.complete = complete;
+                }
+            }
+        }
+    }
+}
+
+/// The message of a whole text.
+pub fn parse(text: &str, format: Format, setup: &Setup) -> Message {
+    let mut parser = MessageParser::new(format, setup);
+    let mut message = Message::default();
+    parser.push(text).into_iter().for_each(|delta| message.apply(delta));
+    parser.finish().into_iter().for_each(|delta| message.apply(delta));
+    message
+}

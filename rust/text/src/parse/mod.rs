@@ -1,0 +1,71 @@
+//! Stream parsers: a model's text becomes a message of reasoning, content and tool calls, while it arrives.
+//!
+//! Invariants (every fixture and the property tests hold them):
+//!
+//! * the message is a function of the text alone, however it is cut: a [`StreamParser`] takes one character at a time,
+//!   so it cannot see where a piece ended;
+//! * no part of a marker is shown while it may still become one;
+//! * nothing is lost: text that looked like a call and is none comes back as content, and what was given out before
+//!   stays; a call whose arguments have begun keeps them, whatever follows;
+//! * text inside a string argument never ends a call;
+//! * arguments are given out as the JSON text that they are, and a call is `complete` exactly if that text parses;
+//! * memory is bounded: by the held head of a call, one buffered value, and the nesting of JSON.
+//!
+//! [`MessageParser`] is what callers use; [`registry`] has the formats by name and finds them by a chat template. A
+//! format is a row of data over one of a few machines ([`formats`]); [`frame`] holds what all tool formats share.
+
+mod args;
+mod call_object;
+mod formats;
+mod frame;
+mod json;
+mod message;
+mod output;
+mod params;
+pub mod registry;
+mod scan;
+mod schema;
+mod scope;
+mod tags;
+
+use std::fmt;
+
+pub use message::{Message, MessageParser, Setup, Start, ToolCall, parse};
+pub use output::{Delta, IdStyle, Output};
+pub use registry::{Format, ReasoningFormat, ToolFormat};
+pub use schema::ToolSchemas;
+pub use scope::StopScope;
+
+/// Most bytes that are held back: the head of a call, one buffered value.
+pub(crate) const MAX_HELD: usize = 1 << 18;
+
+/// Why a text that began like a tool call is none. Not an error of the request: the text is content.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Malformed(pub &'static str);
+
+impl fmt::Display for Malformed {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(self.0)
+    }
+}
+
+/// One format's state machine.
+///
+/// What it wrote to the output is committed and survives an error; what it did not is given back by
+/// [`reset`](Self::reset), with the character at fault as its last one, and the machine is then in its content state,
+/// where no character is at fault.
+pub trait StreamParser: fmt::Debug + Send {
+    /// Takes the next character.
+    fn feed(&mut self, c: char, out: &mut Output) -> Result<(), Malformed>;
+
+    /// The text has ended: releases what is held. Either everything is written or, with an error, nothing is.
+    fn finish(&mut self, out: &mut Output) -> Result<(), Malformed>;
+
+    /// Back to the content state; the text that was not committed.
+    fn reset(&mut self) -> String;
+
+    /// True where stop strings do not belong: in reasoning and in markup.
+    fn hides(&self) -> bool {
+        false
+    }
+}
