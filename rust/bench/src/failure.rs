@@ -27,11 +27,6 @@ pub enum Failure {
 }
 
 impl Failure {
-    /// The connection ended in the middle of an action.
-    pub fn closed_while(action: &str, error: &std::io::Error) -> Self {
-        Self::Send(format!("{action}: {error}"))
-    }
-
     /// A word to count by.
     pub fn kind(&self) -> String {
         match self {
@@ -53,7 +48,7 @@ impl Display for Failure {
         match self {
             Self::Connect(why) => write!(f, "cannot connect: {why}"),
             Self::Closed => f.write_str("the connection was closed without an answer"),
-            Self::Send(why) => write!(f, "the connection broke while {why}"),
+            Self::Send(why) => write!(f, "the connection broke while the request was being sent: {why}"),
             Self::Status(status, said) => write!(f, "status {status}: {said}"),
             Self::Malformed(why) => write!(f, "malformed answer: {why}"),
             Self::Truncated(place) => write!(f, "the answer broke off {place}"),

@@ -50,7 +50,7 @@ impl Connection {
         loop {
             let head = match self.read_head().await {
                 Err(Failure::Closed) if let Err(error) = &written => {
-                    return Err(Failure::closed_while("sending", error));
+                    return Err(Failure::Send(error.to_string()));
                 }
                 head => head?,
             };
