@@ -2,6 +2,7 @@
 //!
 //! * [`launch`]: `serve` becomes `python -m frizzen serve`, in the same process; [`interpreter`] finds the Python.
 //! * [`mock`]: `mock-serve`, the whole server over a worker without a model.
+//! * `bench`, the load client, is the crate `frizzen_bench`.
 //! * [`render`]: `render`, a conversation as the model would see it.
 
 mod interpreter;
@@ -31,6 +32,9 @@ enum Command {
     Serve(launch::ServeArgs),
     /// Serve without a model: the real server over a worker that makes text up
     MockServe(Box<mock::MockServeArgs>),
+    /// Measure a server, this one or any with OpenAI's interface
+    #[command(subcommand)]
+    Bench(frizzen_bench::BenchCommand),
     /// Show the prompt and the token ids of a conversation
     Render(render::RenderArgs),
 }
@@ -39,6 +43,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Serve(args) => launch::serve(&args).map(|never| match never {}),
         Command::MockServe(args) => mock::serve(*args),
+        Command::Bench(command) => frizzen_bench::run(command),
         Command::Render(args) => render::render(&args),
     };
     result.unwrap_or_else(|message| {

@@ -1,0 +1,180 @@
+//! The commands against the real server over a worker without a model.
+
+#![allow(clippy::unwrap_used, reason = "a test: a failed unwrap is its failure")]
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use clap::Parser;
+use frizzen_bench::BenchCommand;
+use frizzen_engine::mock::{Content, MockWorker, TimingLaw};
+use frizzen_server::serve::serve;
+use frizzen_server::{ServerConfig, ShutdownRequests, mock};
+use serde_json::Value;
+
+#[derive(Parser)]
+struct ServerCli {
+    #[command(flatten)]
+    config: ServerConfig,
+}
+
+#[derive(Parser)]
+struct Cli {
+    #[command(subcommand)]
+    command: BenchCommand,
+}
+
+/// A server that says letters, a step every `step`. It ends with the process.
+fn server(step: Duration) -> SocketAddr {
+    let config =
+        ServerCli::try_parse_from(["serve", "mock"]).map_err(|error| error.to_string()).unwrap().config;
+    let letters = Content::Alphabet((u32::from(b'a')..=u32::from(b'z')).collect());
+    let worker = MockWorker::new(mock::info()).saying(letters).taking(TimingLaw::constant(step));
+    let (state, _engine) = mock::start(&config, worker, mock::text_model().unwrap());
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let address = listener.local_addr().unwrap();
+    let ready = state.clone();
+    std::thread::spawn(move || {
+        let (_stop, requests) = ShutdownRequests::channel();
+        let runtime = frizzen_server::runtime().unwrap();
+        runtime.block_on(async {
+            serve(tokio::net::TcpListener::from_std(listener).unwrap(), state, requests).await.unwrap()
+        })
+    });
+    let start = Instant::now();
+    while ready.model().is_err() {
+        assert!(start.elapsed() < Duration::from_secs(20), "the engine does not come up");
+        std::thread::yield_now();
+    }
+    address
+}
+
+/// A file that no other test writes.
+fn scratch(name: &str) -> PathBuf {
+    static COUNT: AtomicUsize = AtomicUsize::new(0);
+    let count = COUNT.fetch_add(1, Ordering::Relaxed);
+    std::env::temp_dir().join(format!("frizzen-bench-{}-{count}-{name}", std::process::id()))
+}
+
+fn command(words: &str) -> Result<ExitCode, String> {
+    let words = std::iter::once("bench").chain(words.split_whitespace());
+    frizzen_bench::run(Cli::try_parse_from(words).map_err(|error| error.to_string())?.command)
+}
+
+/// The runs of a command against `server`, in order.
+fn runs(server: SocketAddr, words: &str) -> Vec<Value> {
+    let file = scratch("result.json");
+    let code = command(&format!("{words} --url http://{server} --result-json {}", file.display())).unwrap();
+    assert_eq!(code, ExitCode::SUCCESS);
+    let document: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    std::fs::remove_file(file).unwrap();
+    document["runs"].as_array().unwrap().clone()
+}
+
+#[test]
+fn completions_have_exactly_the_lengths_that_were_asked_for() {
+    let server = server(Duration::from_millis(1));
+    let run = &runs(
+        server,
+        "serve --num-prompts 12 --input-len 32 --output-len 16 --max-concurrency 4 --goodput e2e:60000 ttft:60000",
+    )[0];
+    let summary = &run["summary"];
+    assert_eq!((&summary["completed"], &summary["failed"]), (&12.into(), &0.into()));
+    assert_eq!((&summary["prompt_tokens"], &summary["output_tokens"]), (&384.into(), &192.into()));
+    assert_eq!(summary["not_counted_by_server"], 0);
+    assert_eq!((&summary["itl_ms"]["count"], &summary["ttft_ms"]["count"]), (&180.into(), &12.into()));
+    assert_eq!(summary["goodput"]["good"], 12);
+    // A step takes a millisecond, and no token comes faster than a step.
+    assert!(summary["tpot_ms"]["median"].as_f64().unwrap() >= 0.99, "{summary}");
+    assert_eq!(run["settings"]["model"], "mock");
+}
+
+#[test]
+fn a_chat_s_length_is_found_by_probing_and_exact() {
+    let summary = &runs(
+        server(Duration::ZERO),
+        "serve --api chat --num-prompts 6 --input-len 256 --output-len 8 --continuous-usage",
+    )[0]["summary"];
+    assert_eq!(summary["completed"], 6);
+    assert_eq!((&summary["prompt_tokens"], &summary["output_tokens"]), (&(6 * 256).into(), &48.into()));
+}
+
+#[test]
+fn shared_prefixes_and_rates_are_sent() {
+    let words = "serve --num-prompts 8 --prefix-len 64 --num-prefixes 2 --input-len 16 --output-len 2 \
+                 --request-rate 200 --burstiness 0.5 --ramp-up 0.05";
+    let summary = &runs(server(Duration::ZERO), words)[0]["summary"];
+    assert_eq!(summary["prompt_tokens"], 8 * 80);
+    assert!(summary["duration_s"].as_f64().unwrap() > 0.01, "{summary}");
+}
+
+#[test]
+fn a_trace_and_conversations_are_played() {
+    let server = server(Duration::ZERO);
+    let trace = scratch("trace.jsonl");
+    let rows = "{\"timestamp\": 0, \"input_length\": 20, \"output_length\": 3, \"hash_ids\": [1]}\n\
+                {\"timestamp\": 40, \"input_length\": 30, \"output_length\": 4, \"hash_ids\": [1, 2]}\n";
+    std::fs::write(&trace, rows).unwrap();
+    let words = format!("serve --dataset trace --dataset-path {} --trace-block 16", trace.display());
+    let summary = &runs(server, &words)[0]["summary"];
+    assert_eq!((&summary["prompt_tokens"], &summary["output_tokens"]), (&50.into(), &7.into()));
+    assert!(summary["duration_s"].as_f64().unwrap() >= 0.04, "the second was due after 40 ms: {summary}");
+    std::fs::remove_file(trace).unwrap();
+
+    let talk = scratch("talk.json");
+    let text =
+        r#"[{"conversations": [{"from": "human", "value": "hello"}, {"from": "gpt", "value": "12345678"}]}]"#;
+    std::fs::write(&talk, text).unwrap();
+    let words =
+        format!("serve --api chat --dataset sharegpt --dataset-path {} --num-prompts 3", talk.display());
+    assert_eq!(runs(server, &words)[0]["summary"]["output_tokens"], 6);
+    std::fs::remove_file(talk).unwrap();
+}
+
+#[test]
+fn a_sweep_is_plotted_and_compared() {
+    let server = server(Duration::from_millis(1));
+    let (plot, result) = (scratch("sweep.svg"), scratch("sweep.json"));
+    let sweep = "serve --num-prompts 8 --input-len 16 --output-len 8 --sweep-concurrency 1,4";
+    let files = format!("--plot {} --result-json {}", plot.display(), result.display());
+    command(&format!("{sweep} --url http://{server} {files}")).unwrap();
+    let document: Value = serde_json::from_slice(&std::fs::read(&result).unwrap()).unwrap();
+    let names: Vec<_> = document["runs"].as_array().unwrap().iter().map(|run| &run["name"]).collect();
+    assert_eq!(names, ["concurrency 1", "concurrency 4"]);
+    assert_eq!(std::fs::read_to_string(&plot).unwrap().matches("<circle").count(), 2);
+    let both = format!("{0} {0}", result.display());
+    assert_eq!(command(&format!("serve --compare {both}")), Ok(ExitCode::SUCCESS));
+    command(&format!("serve --compare {0}", result.display())).unwrap_err();
+    std::fs::remove_file(plot).unwrap();
+    std::fs::remove_file(result).unwrap();
+}
+
+#[test]
+fn latency_and_throughput_count_whole_answers() {
+    let server = server(Duration::from_millis(1));
+    let latency =
+        &runs(server, "latency --batch-size 4 --iterations 3 --input-len 16 --output-len 8")[0]["summary"];
+    assert_eq!((&latency["completed"], &latency["batch_ms"]["count"]), (&12.into(), &3.into()));
+    assert!(latency["batch_ms"]["median"].as_f64().unwrap() >= 8.0, "8 steps of a millisecond: {latency}");
+    let throughput = &runs(server, "throughput --num-prompts 20 --input-len 16 --output-len 8")[0]["summary"];
+    assert_eq!((&throughput["completed"], &throughput["output_tokens"]), (&20.into(), &160.into()));
+    assert!(throughput["ttft_ms"].is_null() && throughput["itl_ms"].is_null(), "nothing was streamed");
+    assert_eq!(throughput["e2e_ms"]["count"], 20);
+}
+
+#[test]
+fn what_a_server_does_not_have_is_said_before_the_run() {
+    let server = server(Duration::ZERO);
+    let refused = command(&format!("pooling --url http://{server} --num-prompts 1")).unwrap_err();
+    assert!(refused.contains("fails before the run: status 501"), "{refused}");
+    let ids = command(&format!("serve --api chat --words ids --url http://{server}")).unwrap_err();
+    assert!(ids.contains("made of text"), "{ids}");
+    let twice = "serve --dataset trace --dataset-path x --request-rate 3 --url";
+    assert!(command(&format!("{twice} http://{server}")).unwrap_err().contains("when its requests are due"));
+    let absent = command("serve --url http://127.0.0.1:1").unwrap_err();
+    assert!(absent.contains("cannot connect"), "{absent}");
+}
