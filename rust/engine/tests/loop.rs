@@ -83,7 +83,7 @@ fn overlapped_and_plain_loops_give_equal_streams() {
             rig(MockWorker::new(tight.clone()), EngineOptions { overlap, ..EngineOptions::default() });
         let streams: Vec<_> = (0..24u32)
             .map(|i| {
-                let prompt: Vec<TokenId> = (0..(i * 7 % 90 + 1)).map(|t| (t * 13 + i / 3) % 256).collect();
+                let prompt: Vec<TokenId> = (0..=(i * 7 % 90)).map(|t| (t * 13 + i / 3) % 256).collect();
                 let mut new = request(&prompt, 40 + i % 9);
                 if i % 4 == 0 {
                     (new.params.temperature, new.params.seed) = (1.0, Some(u64::from(i)));
@@ -96,11 +96,7 @@ fn overlapped_and_plain_loops_give_equal_streams() {
             .collect();
         rig.run_to_idle();
         assert!(rig.metric("frizzen:num_preemptions_total") > 0.0, "the pool is meant to be short");
-        streams
-            .into_iter()
-            .map(|stream| all(stream))
-            .map(|d| (d.tokens, d.logprobs, d.finish))
-            .collect::<Vec<_>>()
+        streams.into_iter().map(all).map(|d| (d.tokens, d.logprobs, d.finish)).collect::<Vec<_>>()
     });
     let [plain, overlapped] = texts;
     for (at, (plain, overlapped)) in plain.iter().zip(&overlapped).enumerate() {
@@ -128,7 +124,7 @@ fn overlap_hides_the_host_behind_the_step_on_a_virtual_clock() {
     while engine.step().expect("no fault") != Turn::Idle {}
     let timing = all(stream).timing.expect("the request has ended");
     assert_eq!(
-        timing.last_token - timing.queued,
+        timing.last_token.saturating_sub(timing.queued),
         Duration::from_millis(200),
         "20 steps of 10 ms, back to back"
     );
@@ -191,7 +187,7 @@ fn a_thousand_requests_dropped_at_random_moments_leak_nothing() {
             (state >> 33) as usize % n
         };
         for i in 0..1000u32 {
-            let prompt: Vec<TokenId> = (0..random(200) as u32 + 1).map(|t| (t + i) % 7).collect();
+            let prompt: Vec<TokenId> = (0..=(random(200) as u32)).map(|t| (t + i) % 7).collect();
             open.push(rig.handle.submit(request(&prompt, random(100) as u32 + 1)).expect("fits"));
             for _ in 0..random(3) {
                 rig.engine.step().expect("no fault");
