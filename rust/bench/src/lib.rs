@@ -31,6 +31,7 @@ pub mod session;
 pub mod sse;
 pub mod summary;
 
+use std::io::Write;
 use std::process::ExitCode;
 
 use clap::Subcommand;
@@ -48,16 +49,16 @@ pub enum BenchCommand {
     Pooling(Box<run::pooling::PoolingArgs>),
 }
 
-/// Runs a command to its end.
-pub fn run(command: BenchCommand) -> Result<ExitCode, String> {
+/// Runs a command to its end and writes what people read to `out`.
+pub fn run(command: BenchCommand, out: &mut dyn Write) -> Result<ExitCode, String> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| format!("cannot start the client: {error}"))?;
     runtime.block_on(async {
         match command {
-            BenchCommand::Serve(args) => args.run().await,
-            BenchCommand::Latency(args) => args.run().await,
-            BenchCommand::Throughput(args) => args.run().await,
-            BenchCommand::Pooling(args) => args.run().await,
+            BenchCommand::Serve(args) => args.run(out).await,
+            BenchCommand::Latency(args) => args.run(out).await,
+            BenchCommand::Throughput(args) => args.run(out).await,
+            BenchCommand::Pooling(args) => args.run(out).await,
         }
     })
 }

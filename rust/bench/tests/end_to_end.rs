@@ -60,16 +60,22 @@ fn scratch(name: &str) -> PathBuf {
     std::env::temp_dir().join(format!("frizzen-bench-{}-{count}-{name}", std::process::id()))
 }
 
-fn command(words: &str) -> Result<ExitCode, String> {
+/// Runs a command: its exit code, and what it printed.
+fn command(words: &str) -> Result<(ExitCode, String), String> {
     let words = std::iter::once("bench").chain(words.split_whitespace());
-    frizzen_bench::run(Cli::try_parse_from(words).map_err(|error| error.to_string())?.command)
+    let cli = Cli::try_parse_from(words).map_err(|error| error.to_string())?;
+    let mut printed = Vec::new();
+    let code = frizzen_bench::run(cli.command, &mut printed)?;
+    Ok((code, String::from_utf8(printed).unwrap()))
 }
 
 /// The runs of a command against `server`, in order.
 fn runs(server: SocketAddr, words: &str) -> Vec<Value> {
     let file = scratch("result.json");
-    let code = command(&format!("{words} --url http://{server} --result-json {}", file.display())).unwrap();
-    assert_eq!(code, ExitCode::SUCCESS);
+    let (code, printed) =
+        command(&format!("{words} --url http://{server} --result-json {}", file.display())).unwrap();
+    assert_eq!(code, ExitCode::SUCCESS, "{printed}");
+    assert!(printed.contains("Requests completed"), "{printed}");
     let document: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
     std::fs::remove_file(file).unwrap();
     document["runs"].as_array().unwrap().clone()
@@ -147,7 +153,10 @@ fn a_sweep_is_plotted_and_compared() {
     assert_eq!(names, ["concurrency 1", "concurrency 4"]);
     assert_eq!(std::fs::read_to_string(&plot).unwrap().matches("<circle").count(), 2);
     let both = format!("{0} {0}", result.display());
-    assert_eq!(command(&format!("serve --compare {both}")), Ok(ExitCode::SUCCESS));
+    let (code, printed) = command(&format!("serve --compare {both}")).unwrap();
+    assert_eq!(code, ExitCode::SUCCESS);
+    assert_eq!(printed.matches("Requests [1/s]").count(), 2, "{printed}");
+    assert!(printed.contains("(1.000x)") && printed.contains("== concurrency 4 =="), "{printed}");
     command(&format!("serve --compare {0}", result.display())).unwrap_err();
     std::fs::remove_file(plot).unwrap();
     std::fs::remove_file(result).unwrap();

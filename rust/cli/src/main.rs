@@ -43,7 +43,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Serve(args) => launch::serve(&args).map(|never| match never {}),
         Command::MockServe(args) => mock::serve(*args),
-        Command::Bench(command) => frizzen_bench::run(command),
+        Command::Bench(command) => frizzen_bench::run(command, &mut std::io::stdout()),
         Command::Render(args) => render::render(&args),
     };
     result.unwrap_or_else(|message| {

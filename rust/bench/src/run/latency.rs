@@ -1,5 +1,6 @@
 //! `frizzen bench latency`: a batch of fixed size, over and over, from the first request to the last answer.
 
+use std::io::Write;
 use std::process::ExitCode;
 
 use clap::Args;
@@ -44,8 +45,8 @@ pub struct LatencyArgs {
 }
 
 impl LatencyArgs {
-    /// Runs the command.
-    pub async fn run(self) -> Result<ExitCode, String> {
+    /// Runs the command and writes what people read to `out`.
+    pub async fn run(self, out: &mut dyn Write) -> Result<ExitCode, String> {
         let session = Session::open(&self.server).await?;
         let batch = Batch::new(&session, self.api, &self.lengths, self.output_len).await?;
         let mut draw = Draw::new(self.lengths.seed);
@@ -68,7 +69,7 @@ impl LatencyArgs {
         let completed = self.batch_size * self.iterations;
         let summary = json!({"completed": completed, "failed": 0, "batch_ms": statistics});
         let run = Run { name: format!("batch {}", self.batch_size), settings, summary };
-        show(&run)?;
+        show(out, &run)?;
         let label = self.results.label.clone().unwrap_or_default();
         finish(&self.results, "latency", &Results { label, runs: vec![run] })
     }

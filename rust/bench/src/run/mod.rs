@@ -6,20 +6,20 @@ pub mod pooling;
 pub mod serve;
 pub mod throughput;
 
-use std::io::Write as _;
+use std::io::Write;
 use std::process::ExitCode;
 
 use crate::args::ResultArgs;
 use crate::report::{Results, Run, table};
 
-/// Writes to standard output.
-pub fn print(text: &str) -> Result<(), String> {
-    std::io::stdout().write_all(text.as_bytes()).map_err(|error| format!("cannot write: {error}"))
+/// Writes for people.
+pub fn print(out: &mut dyn Write, text: &str) -> Result<(), String> {
+    out.write_all(text.as_bytes()).map_err(|error| format!("cannot write: {error}"))
 }
 
 /// Prints a run as soon as it has ended.
-pub fn show(run: &Run) -> Result<(), String> {
-    print(&table(run))
+pub fn show(out: &mut dyn Write, run: &Run) -> Result<(), String> {
+    print(out, &table(run))
 }
 
 /// Writes the result file. A run in which nothing succeeded is a failure of the command.

@@ -3,6 +3,7 @@
 //! The clock runs from before the request is sent until the whole body has been read, and only then is anything parsed.
 //! Binary bodies are counted as they pass and not kept.
 
+use std::io::Write;
 use std::process::ExitCode;
 
 use clap::{Args, ValueEnum};
@@ -129,8 +130,8 @@ impl PoolingArgs {
         (0..count).map(job).collect()
     }
 
-    /// Runs the command.
-    pub async fn run(self) -> Result<ExitCode, String> {
+    /// Runs the command and writes what people read to `out`.
+    pub async fn run(self, out: &mut dyn Write) -> Result<ExitCode, String> {
         let session = Session::open(&self.server).await?;
         let (path, reading) = (self.path(), self.encoding_format.reading());
         let words = self.lengths.words.unwrap_or(Words::Ids);
@@ -150,7 +151,7 @@ impl PoolingArgs {
             "max_concurrency": self.load.max_concurrency});
         let name = format!("pooling {}", self.encoding_format.name());
         let run = Run { name, settings, summary: summary(&outcome, &[]) };
-        show(&run)?;
+        show(out, &run)?;
         let label = self.results.label.clone().unwrap_or_default();
         finish(&self.results, "pooling", &Results { label, runs: vec![run] })
     }

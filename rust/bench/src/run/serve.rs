@@ -1,5 +1,6 @@
 //! `frizzen bench serve`: load as it comes, and what each request saw of it.
 
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -108,13 +109,13 @@ struct JudgingArgs {
 }
 
 impl ServeArgs {
-    /// Runs the command.
-    pub async fn run(self) -> Result<ExitCode, String> {
+    /// Runs the command and writes what people read to `out`.
+    pub async fn run(self, out: &mut dyn Write) -> Result<ExitCode, String> {
         if !self.judging.compare.is_empty() {
             let read: Result<Vec<Results>, String> =
                 self.judging.compare.iter().map(|path| Results::read(path)).collect();
             let read = read?;
-            print(&compare(&read)?)?;
+            print(out, &compare(&read)?)?;
             self.plot(&read)?;
             return Ok(ExitCode::SUCCESS);
         }
@@ -125,7 +126,7 @@ impl ServeArgs {
         let mut results = Results { label, runs: Vec::new() };
         for (index, (name, load)) in self.points().into_iter().enumerate() {
             let run = self.point(&session, &maker, name, &load, index as u64).await?;
-            show(&run)?;
+            show(out, &run)?;
             results.runs.push(run);
         }
         self.plot(std::slice::from_ref(&results))?;

@@ -1,5 +1,6 @@
 //! `frizzen bench throughput`: everything at once, nothing streamed.
 
+use std::io::Write;
 use std::process::ExitCode;
 
 use clap::Args;
@@ -38,8 +39,8 @@ pub struct ThroughputArgs {
 }
 
 impl ThroughputArgs {
-    /// Runs the command.
-    pub async fn run(self) -> Result<ExitCode, String> {
+    /// Runs the command and writes what people read to `out`.
+    pub async fn run(self, out: &mut dyn Write) -> Result<ExitCode, String> {
         let session = Session::open(&self.server).await?;
         let batch = Batch::new(&session, self.api, &self.lengths, self.output_len).await?;
         let mut draw = Draw::new(self.lengths.seed);
@@ -48,7 +49,7 @@ impl ThroughputArgs {
         let settings = json!({"model": session.model, "requests": self.num_prompts,
                               "max_concurrency": self.max_concurrency});
         let run = Run { name: "throughput".to_owned(), settings, summary: summary(&outcome, &[]) };
-        show(&run)?;
+        show(out, &run)?;
         let label = self.results.label.clone().unwrap_or_default();
         finish(&self.results, "throughput", &Results { label, runs: vec![run] })
     }
