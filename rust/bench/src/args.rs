@@ -79,7 +79,8 @@ pub struct LengthArgs {
     /// Ids to draw from; the default is in every vocabulary. A mixture of experts needs a wide range
     #[arg(long, value_name = "FIRST..END", default_value = "100..250", value_parser = parse_range)]
     pub token_ids: Range<u32>,
-    /// Everything that is random depends on it
+    /// Everything that is random depends on it. A server that caches prefixes knows the prompts of an earlier run with
+    /// the same seed
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
 }
