@@ -219,7 +219,7 @@ def main() -> None:
                 f"limit {row['limit_us']:9} us  {row['of_limit']:6}  {row['tb_s']:6} TB/s  {row['tflop_s']:6} TFLOP/s",
                 flush=True,
             )
-    write_results(arguments.out, results)
+    write_results(arguments.out, "benches.gpu.kernels", results)
 
 
 if __name__ == "__main__":

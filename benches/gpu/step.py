@@ -345,7 +345,7 @@ def main() -> None:
         for phase, size, context in cases:
             results.append(measure(model, phase, size, context, arguments.bound, profiled=arguments.profile))
             print("  ".join(f"{key}={value}" for key, value in results[-1].items()), flush=True)
-    write_results(arguments.out, results)
+    write_results(arguments.out, "benches.gpu.step", results)
 
 
 if __name__ == "__main__":

@@ -54,8 +54,8 @@ def graph_seconds(work: Sequence[Work], replays: int = 15) -> float:
     return median(times) / len(work)
 
 
-def write_results(path: Path, rows: Sequence[dict[str, object]]) -> None:
-    """Writes ``rows`` with the machine and the command that made them."""
+def write_results(path: Path, module: str, rows: Sequence[dict[str, object]]) -> None:
+    """Writes ``rows`` with the machine and the command that made them: ``module`` with this process's arguments."""
     import triton
 
     machine = {
@@ -64,6 +64,6 @@ def write_results(path: Path, rows: Sequence[dict[str, object]]) -> None:
         "triton": triton.__version__,
         "python": platform.python_version(),
     }
-    command = f"python -m {sys.modules['__main__'].__spec__.name} {' '.join(sys.argv[1:])}".strip()  # type: ignore[union-attr]
+    command = " ".join(["python", "-m", module, *sys.argv[1:]])
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"command": command, "machine": machine, "results": list(rows)}, indent=1) + "\n")

@@ -255,7 +255,7 @@ def main() -> None:
         best = sorted((row for row in results if row["group"] == group), key=lambda row: float(str(row["us"])))
         shown = [row for row in best[:4]] + [row for row in best[4:] if row["label"] == "torch"]
         print(f"{group}: " + "; ".join(f"{row['label']} {row['us']}" for row in shown), flush=True)
-    write_results(arguments.out, results)
+    write_results(arguments.out, "benches.gpu.tune", results)
 
 
 if __name__ == "__main__":
