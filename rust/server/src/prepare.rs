@@ -77,6 +77,7 @@ impl Job<'_> {
             echo: false,
             continues_text: conversation.continue_final_message,
         };
+        let plan = Plan::new(common, limits.params, kind)?;
         let text = self.model.render(conversation)?;
         let reading = self.reading(request, &text);
         let shape = Shape {
@@ -85,7 +86,7 @@ impl Job<'_> {
             parallel: request.parallel_tool_calls,
         };
         let readers = self.readers(request, &reading, shape);
-        let plan = Plan::new(common, limits.params, kind)?.reading(reading);
+        let plan = plan.reading(reading);
         let tokens: Arc<[TokenId]> =
             plan.tokenise(&text, common.add_special.unwrap_or(false), self.model)?.into();
         let name = self.answer_name(common);

@@ -299,6 +299,30 @@ fn raw_completions_are_not_parsed_dynamo_7358() {
     assert_eq!(joined(&server.client().completion(&streamed(&body)).events(), 0), text);
 }
 
+/// What comes back is what the template writes again, so the second turn finds the first one's blocks.
+#[test]
+fn a_second_turn_goes_on_from_the_tokens_of_the_first_dynamo_7358() {
+    let template = "{% for message in messages %}{% if message.role == 'assistant' %}assistant\n<think>\n\
+                    {{ message.reasoning_content }}\n</think>\n\n{{ message.content }}<|end|>{% else %}\
+                    {{ message.content }}\n{% endif %}{% endfor %}{% if add_generation_prompt %}assistant\n<think>\n\
+                    {% endif %}";
+    let server = Server::with_template(FLAGS, script("hm\n\nso\n</think>\n\nYes."), template);
+    let ask = |messages: &Value| {
+        server
+            .client()
+            .post("/v1/chat/completions", &json!({"messages": messages, "return_token_ids": true}))
+            .ok()
+    };
+    let first = ask(&json!([{"role": "user", "content": "q"}]));
+    let choice = &first["choices"][0];
+    let again =
+        json!([{"role": "user", "content": "q"}, choice["message"], {"role": "user", "content": "r"}]);
+    let second = ask(&again);
+    let ids = |value: &Value| value.as_array().unwrap().clone();
+    let known = [ids(&first["prompt_token_ids"]), ids(&choice["token_ids"])].concat();
+    assert!(ids(&second["prompt_token_ids"]).starts_with(&known), "{second}");
+}
+
 #[test]
 fn parse_shows_what_a_parser_makes_of_a_text() {
     let server = Server::with(FLAGS, MockWorker::new(frizzen_server::mock::info()));

@@ -136,7 +136,8 @@ impl StopMatcher {
     /// Ignores stop strings outside `scope`, so that what the model thinks cannot end its answer.
     #[must_use]
     pub fn within(mut self, scope: StopScope) -> Self {
-        self.scope = Some(scope);
+        // Without stop strings there is nothing to keep them out of.
+        self.scope = Some(scope).filter(|_| !self.patterns.is_empty());
         self
     }
 

@@ -1,9 +1,9 @@
 //! A call's arguments where the format has them as one JSON object.
 
-use super::MAX_HELD;
 use super::json::{JsonValue, Step};
 use super::output::Output;
 use super::scan::Scan;
+use super::{MAX_HELD, Malformed};
 
 /// What a character did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,39 +102,51 @@ fn unquote(text: &str) -> (String, bool) {
     (decoded, is_object)
 }
 
-/// Waits for one of the markers that end a call, after its arguments.
+/// Arguments that are no JSON: nobody can say where they end but a marker, so everything before it belongs to them.
 #[derive(Clone, Debug)]
-pub(super) struct Closing {
+pub(super) struct Broken {
     markers: &'static [&'static str],
-    /// The arguments are no JSON, so nobody can say where they end but the marker.
-    broken: bool,
     scan: Scan,
 }
 
-impl Closing {
-    pub(super) fn new(markers: &'static [&'static str], broken: bool) -> Self {
-        Self { markers, broken, scan: Scan::default() }
+impl Broken {
+    pub(super) fn new(markers: &'static [&'static str]) -> Self {
+        Self { markers, scan: Scan::default() }
     }
 
-    /// Takes the next character; the index of the marker once it is there. Text before it belongs to broken arguments,
-    /// and is dropped otherwise: it is a surplus brace or a fence.
+    /// Takes the next character; the index of the marker once it is there, and the call has ended.
     pub(super) fn feed(&mut self, c: char, out: &mut Output) -> Option<usize> {
         let mut passed = String::new();
         let found = self.scan.feed(c, self.markers, &mut passed);
-        if self.broken {
-            out.arguments(&passed);
-        }
+        out.arguments(&passed);
         if found.is_some() {
-            // A call between markers with nothing in it has no arguments.
-            out.end_call(!self.broken || out.is_call_empty());
+            // With nothing before the marker there are no arguments, which is no fault.
+            out.end_call(out.is_call_empty());
         }
         found
     }
 
     pub(super) fn end(&mut self, out: &mut Output) {
-        if self.broken {
-            out.arguments(&self.scan.take());
+        out.arguments(&self.scan.take());
+        out.end_call(false);
+    }
+}
+
+/// Waits for a marker after a call. White space and what models write too much (a brace, a fence) is markup.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Tail {
+    scan: Scan,
+}
+
+impl Tail {
+    /// Takes the next character; the index of the marker once it is there.
+    pub(super) fn feed(&mut self, c: char, markers: &[&str]) -> Result<Option<usize>, Malformed> {
+        let mut text = String::new();
+        let found = self.scan.feed(c, markers, &mut text);
+        if text.chars().all(|c| c.is_whitespace() || matches!(c, '}' | '`')) {
+            Ok(found)
+        } else {
+            Err(Malformed("text where a call should begin or end"))
         }
-        out.end_call(!self.broken);
     }
 }

@@ -7,12 +7,17 @@ use std::sync::Arc;
 use super::output::Output;
 use super::scan::Scan;
 use super::schema::ToolSchemas;
-use super::{MAX_HELD, Malformed, StreamParser};
+use super::{MAX_HELD, Malformed, StreamParser, Uncommitted};
 
 /// The inside of a format: everything from an opening marker to where content goes on.
 pub(super) trait Body: fmt::Debug + Send {
     /// Takes the next character; true if it was the last one.
     fn feed(&mut self, c: char, out: &mut Output) -> Result<bool, Malformed>;
+
+    /// True if the text so far is markup to its end, so that nothing of it can be content any more.
+    fn is_settled(&self) -> bool {
+        false
+    }
 
     /// The text has ended: what has begun as a call is ended, and a head without a call is an error.
     fn end(&mut self, out: &mut Output) -> Result<(), Malformed>;
@@ -53,6 +58,8 @@ pub(super) struct Frame {
     body: Option<Box<dyn Body>>,
     /// Text of the body that is not committed to a call.
     held: String,
+    /// `held` begins with what opened the body: there was no call in it yet.
+    fresh: bool,
     /// Only white space so far, or since the last call.
     blank: bool,
     called: bool,
@@ -62,20 +69,26 @@ impl Frame {
     pub(super) fn new(spec: &'static FrameSpec, tools: Arc<ToolSchemas>) -> Self {
         let markers = [spec.opens, spec.drops].concat();
         let (scan, held) = (Scan::default(), String::new());
-        Self { spec, markers, tools, scan, body: None, held, blank: true, called: false }
+        Self { spec, markers, tools, scan, body: None, held, fresh: false, blank: true, called: false }
     }
 
     fn open(&mut self, marker: Option<usize>) {
         self.body = Some((self.spec.body)(marker, &self.tools));
+        self.fresh = true;
         self.held = marker.map_or_else(String::new, |index| self.markers[index].to_owned());
     }
 
     fn feed_body(&mut self, c: char, out: &mut Output) -> Result<(), Malformed> {
         let Some(body) = &mut self.body else { return Ok(()) };
         self.held.push(c);
+        let (in_call, calls) = (out.in_call(), out.calls());
         let done = body.feed(c, out)?;
-        self.called |= out.in_call();
-        if out.in_call() {
+        let committed = in_call || out.calls() > calls;
+        if committed {
+            self.called = true;
+            self.fresh = false;
+        }
+        if committed || body.is_settled() {
             self.held.clear();
         }
         if done {
@@ -126,9 +139,55 @@ impl StreamParser for Frame {
         Ok(())
     }
 
-    fn reset(&mut self) -> String {
+    fn reset(&mut self) -> Uncommitted {
         self.body = None;
         self.blank = false;
-        take(&mut self.held)
+        let held = take(&mut self.held);
+        // Behind a call, what is held is a few characters that were looked at as markup only.
+        if self.fresh { Uncommitted::head(held) } else { Uncommitted { text: held, again: 0 } }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::registry::{Machine, ToolFormat};
+    use super::super::{Delta, IdStyle};
+    use super::*;
+
+    fn hermes() -> Frame {
+        let Some(ToolFormat { machine: Machine::Frame(spec), .. }) = ToolFormat::named("hermes") else {
+            panic!("hermes is a framed format");
+        };
+        Frame::new(spec, Arc::default())
+    }
+
+    fn feed(frame: &mut Frame, text: &str, out: &mut Output) -> Result<(), Malformed> {
+        text.chars().try_for_each(|c| frame.feed(c, out))
+    }
+
+    #[test]
+    fn what_was_committed_survives_an_error_and_the_rest_is_given_back() {
+        let (mut frame, mut out) = (hermes(), Output::new(IdStyle::default(), 0));
+        let call = "<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>";
+        feed(&mut frame, &format!("Hi.{call}"), &mut out).unwrap();
+        let committed = out.take();
+        assert_eq!(committed.len(), 4, "{committed:?}");
+        assert!(feed(&mut frame, " <tool_call>\n[", &mut out).is_err());
+        assert_eq!(out.take(), []);
+        assert_eq!(frame.reset(), Uncommitted::head("<tool_call>\n[".to_owned()));
+        // In the content state again.
+        feed(&mut frame, call, &mut out).unwrap();
+        assert!(matches!(&out.take()[..], [Delta::CallStart { index: 1, .. }, ..]));
+    }
+
+    #[test]
+    fn the_end_is_all_or_nothing() {
+        let (mut frame, mut out) = (hermes(), Output::new(IdStyle::default(), 0));
+        feed(&mut frame, "<tool_call>{\"name\": \"f", &mut out).unwrap();
+        assert!(frame.finish(&mut out).is_err());
+        assert_eq!(out.take(), []);
+        assert_eq!(frame.reset().text, "<tool_call>{\"name\": \"f");
+        frame.finish(&mut out).unwrap();
+        assert_eq!(out.take(), []);
     }
 }

@@ -9,7 +9,7 @@ use super::output::{Delta, Output};
 use super::registry::{Format, Machine};
 use super::schema::ToolSchemas;
 use super::tags::Tags;
-use super::{Malformed, StreamParser};
+use super::{Malformed, StreamParser, Uncommitted};
 
 /// Most reasons that are kept.
 const MAX_NOTES: usize = 16;
@@ -106,7 +106,7 @@ impl MessageParser {
         if let Some(parser) = &mut self.parser
             && let Err(reason) = parser.finish(&mut self.out)
         {
-            let text = parser.reset();
+            let text = parser.reset().text;
             self.note(reason);
             text.chars().for_each(|c| self.out.content(c));
         }
@@ -120,24 +120,22 @@ impl MessageParser {
     }
 
     fn pass(&mut self) {
-        for c in take(&mut self.passed).chars() {
+        let mut passed = take(&mut self.passed);
+        for c in passed.chars() {
             self.feed(c);
         }
+        passed.clear();
+        self.passed = passed;
     }
 
     fn feed(&mut self, c: char) {
         let Some(parser) = &mut self.parser else { return self.out.content(c) };
         let Err(reason) = parser.feed(c, &mut self.out) else { return };
-        let mut text = parser.reset();
-        // The character at fault may itself begin something.
-        let last = text.pop();
-        text.chars().for_each(|c| self.out.content(c));
-        if let Some(last) = last
-            && parser.feed(last, &mut self.out).is_err()
-        {
-            self.out.content(last);
-        }
+        let Uncommitted { text, again } = parser.reset();
         self.note(reason);
+        let (content, again) = text.split_at(again);
+        content.chars().for_each(|c| self.out.content(c));
+        again.chars().for_each(|c| self.feed(c));
     }
 
     fn note(&mut self, reason: Malformed) {

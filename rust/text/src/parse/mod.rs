@@ -8,7 +8,7 @@
 //! * nothing is lost: text that looked like a call and is none comes back as content, and what was given out before
 //!   stays; a call whose arguments have begun keeps them, whatever follows;
 //! * text inside a string argument never ends a call;
-//! * arguments are given out as the JSON text that they are, and a call is `complete` exactly if that text parses;
+//! * arguments are given out as the JSON text that they are, and a call is `complete` only if that text is a JSON object;
 //! * memory is bounded: by the held head of a call, one buffered value, and the nesting of JSON.
 //!
 //! [`MessageParser`] is what callers use; [`registry`] has the formats by name and finds them by a chat template. A
@@ -49,11 +49,27 @@ impl fmt::Display for Malformed {
     }
 }
 
+/// Text that was held back when it turned out not to be a call.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Uncommitted {
+    /// All of it: content.
+    pub text: String,
+    /// Where in it the part begins that may hold the beginning of a call, and is to be fed again.
+    pub again: usize,
+}
+
+impl Uncommitted {
+    /// Everything but the last character, the one at fault, is known to be content.
+    pub fn head(text: String) -> Self {
+        let again = text.char_indices().next_back().map_or(0, |(at, _)| at);
+        Self { text, again }
+    }
+}
+
 /// One format's state machine.
 ///
 /// What it wrote to the output is committed and survives an error; what it did not is given back by
-/// [`reset`](Self::reset), with the character at fault as its last one, and the machine is then in its content state,
-/// where no character is at fault.
+/// [`reset`](Self::reset), with the character at fault as its last one, and the machine is then in its content state.
 pub trait StreamParser: fmt::Debug + Send {
     /// Takes the next character.
     fn feed(&mut self, c: char, out: &mut Output) -> Result<(), Malformed>;
@@ -62,7 +78,7 @@ pub trait StreamParser: fmt::Debug + Send {
     fn finish(&mut self, out: &mut Output) -> Result<(), Malformed>;
 
     /// Back to the content state; the text that was not committed.
-    fn reset(&mut self) -> String;
+    fn reset(&mut self) -> Uncommitted;
 
     /// True where stop strings do not belong: in reasoning and in markup.
     fn hides(&self) -> bool {

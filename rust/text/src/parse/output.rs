@@ -170,6 +170,11 @@ impl Output {
         self.open.is_some()
     }
 
+    /// How many calls have begun.
+    pub fn calls(&self) -> usize {
+        self.calls
+    }
+
     /// True in a call without arguments so far.
     pub fn is_call_empty(&self) -> bool {
         self.open == Some(false)

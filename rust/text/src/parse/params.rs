@@ -25,6 +25,8 @@ pub(super) struct Params {
     /// The format puts one newline before and after each value.
     framed: bool,
     current: Current,
+    /// Text stood where only arguments may: the call is not what the model meant.
+    spoiled: bool,
 }
 
 impl Params {
@@ -82,6 +84,14 @@ impl Params {
         }
     }
 
+    /// Text between arguments: kept as it is, and the call is not complete.
+    pub(super) fn stray(&mut self, text: &str, out: &mut Output) {
+        if !text.trim().is_empty() {
+            self.spoiled = true;
+            out.arguments(text);
+        }
+    }
+
     /// The value has ended.
     pub(super) fn end_value(&mut self, out: &mut Output) {
         match take(&mut self.current) {
@@ -96,7 +106,7 @@ impl Params {
         if self.any {
             out.argument('}');
         }
-        out.end_call(true);
+        out.end_call(!self.spoiled);
     }
 
     /// The text has ended inside the call.

@@ -135,6 +135,14 @@ fn detect(rules: &[Rule], template: &str) -> Option<&'static str> {
 }
 
 impl ReasoningFormat {
+    /// The texts that open and close reasoning; `None` if it is a channel among others.
+    pub const fn tags(&self) -> Option<(&'static str, &'static str)> {
+        match self.machine {
+            ReasoningMachine::Tags(pair) => Some((pair.open, pair.close)),
+            ReasoningMachine::Harmony => None,
+        }
+    }
+
     /// The format with this name.
     pub fn named(name: &str) -> Option<&'static Self> {
         REASONING.iter().find(|format| format.name == name || format.aliases.contains(&name))

@@ -11,6 +11,10 @@ impl Scan {
     /// Takes a character and appends to `released` what is certainly no part of a marker. Returns the index of the
     /// marker that the character completed.
     pub(super) fn feed(&mut self, c: char, markers: &[&str], released: &mut String) -> Option<usize> {
+        if self.held.is_empty() && !markers.iter().any(|marker| marker.starts_with(c)) {
+            released.push(c);
+            return None;
+        }
         self.held.push(c);
         while !self.held.is_empty() {
             if let Some(index) = markers.iter().position(|marker| *marker == self.held) {

@@ -15,7 +15,7 @@ const CALL_END: &str = "<｜tool▁call▁end｜>";
 const MARKERS: &[&str] = &[SECTION, SECTION_END, CALL, SEPARATOR, CALL_END];
 
 const V3: SectionSpec = SectionSpec {
-    between: [CALL, SECTION_END],
+    between: [CALL, SECTION_END, CALL_END],
     args_open: "```json",
     close: &[CALL_END, SECTION_END],
     head: |head| (head.rsplit_once(SEPARATOR).map_or(head, |(_, name)| name).trim(), None),

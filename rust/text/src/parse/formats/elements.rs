@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::parse::Malformed;
+use crate::parse::args::Tail;
 use crate::parse::frame::Body;
 use crate::parse::output::Output;
 use crate::parse::params::Params;
@@ -46,6 +47,7 @@ pub(super) struct Elements {
     tools: Arc<ToolSchemas>,
     state: State,
     scan: Scan,
+    tail: Tail,
     name: String,
     key: String,
     params: Params,
@@ -59,6 +61,7 @@ impl Elements {
             tools: Arc::clone(tools),
             state: if in_call { State::Name } else { State::Between },
             scan: Scan::default(),
+            tail: Tail::default(),
             name: String::new(),
             key: String::new(),
             params: Params::default(),
@@ -97,10 +100,7 @@ impl Body for Elements {
         let mut text = String::new();
         match self.state {
             State::Between => {
-                let found = self.scan.feed(c, &[spec.function, spec.close], &mut text);
-                if !text.trim().is_empty() {
-                    return Err(Malformed("text between calls"));
-                }
+                let found = self.tail.feed(c, &[spec.function, spec.close])?;
                 if found == Some(0) {
                     self.state = State::Name;
                 }
@@ -111,9 +111,11 @@ impl Body for Elements {
                     self.start(out)?;
                 }
             }
-            // Text that stands between arguments belongs to none.
             State::Inside => {
-                match self.scan.feed(c, &[spec.parameter, spec.function_end, spec.close], &mut text) {
+                let markers = [spec.parameter, spec.function_end, spec.close];
+                let found = self.scan.feed(c, &markers, &mut text);
+                self.params.stray(&text, out);
+                match found {
                     Some(0) => self.state = State::Key,
                     Some(1) => self.finish_call(out),
                     Some(_) => {

@@ -89,7 +89,9 @@ impl Body for Call {
                 }
             }
             State::Between => {
-                if let Some(marker) = self.scan.feed(c, &[KEY, CLOSE], &mut text) {
+                let found = self.scan.feed(c, &[KEY, CLOSE], &mut text);
+                self.params.stray(&text, out);
+                if let Some(marker) = found {
                     return Ok(self.marker(marker, out));
                 }
             }
@@ -99,7 +101,9 @@ impl Body for Call {
                 }
             }
             State::BeforeValue => {
-                if self.scan.feed(c, &[VALUE], &mut text).is_some() {
+                let found = self.scan.feed(c, &[VALUE], &mut text);
+                self.params.stray(&text, out);
+                if found.is_some() {
                     let key = self.key.trim();
                     let kind = self.tools.kind(self.name.trim(), key);
                     self.params.begin(key, kind, out);

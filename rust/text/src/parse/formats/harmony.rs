@@ -3,11 +3,11 @@
 
 use std::mem::take;
 
-use crate::parse::args::{Closing, Flow, JsonArgs};
+use crate::parse::args::{Broken, Flow, JsonArgs};
 use crate::parse::output::Output;
 use crate::parse::registry::{Machine, ToolFormat};
 use crate::parse::scan::Scan;
-use crate::parse::{MAX_HELD, Malformed, StreamParser};
+use crate::parse::{MAX_HELD, Malformed, StreamParser, Uncommitted};
 
 const START: &str = "<|start|>";
 const CHANNEL: &str = "<|channel|>";
@@ -34,7 +34,7 @@ enum State {
     Reasoning,
     Content,
     Arguments(JsonArgs),
-    Closing(Closing),
+    Broken(Broken),
 }
 
 /// Reads a whole answer: reasoning, content and calls.
@@ -121,17 +121,19 @@ impl StreamParser for Harmony {
                     self.end_message(marker, out);
                 }
             }
-            State::Arguments(arguments) => {
-                let flow = arguments.feed(c, out);
-                if flow != Flow::More {
-                    self.state = State::Closing(Closing::new(ENDS, flow == Flow::Broken));
-                    if flow == Flow::Broken {
-                        return self.feed(c, out);
-                    }
+            State::Arguments(arguments) => match arguments.feed(c, out) {
+                Flow::More => {}
+                Flow::Broken => {
+                    self.state = State::Broken(Broken::new(ENDS));
+                    return self.feed(c, out);
                 }
-            }
-            State::Closing(closing) => {
-                if let Some(marker) = closing.feed(c, out) {
+                Flow::Done | Flow::Past => {
+                    out.end_call(true);
+                    self.state = State::Outside;
+                }
+            },
+            State::Broken(broken) => {
+                if let Some(marker) = broken.feed(c, out) {
                     self.end_message(marker, out);
                 }
             }
@@ -144,7 +146,7 @@ impl StreamParser for Harmony {
             // A header without a message is markup.
             State::Header(_) => {}
             State::Arguments(arguments) => arguments.end(out),
-            State::Closing(closing) => closing.end(out),
+            State::Broken(broken) => broken.end(out),
             State::Outside | State::Reasoning | State::Content => {
                 let held = self.scan.take();
                 self.write(&held, out);
@@ -154,10 +156,10 @@ impl StreamParser for Harmony {
         Ok(())
     }
 
-    fn reset(&mut self) -> String {
+    fn reset(&mut self) -> Uncommitted {
         match std::mem::replace(&mut self.state, State::Outside) {
-            State::Header(header) => header,
-            _ => String::new(),
+            State::Header(header) => Uncommitted::head(header),
+            _ => Uncommitted::default(),
         }
     }
 

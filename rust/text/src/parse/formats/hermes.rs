@@ -1,7 +1,7 @@
 //! Hermes and Qwen: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, one element per call.
 
 use crate::parse::Malformed;
-use crate::parse::args::{Closing, Flow};
+use crate::parse::args::{Broken, Flow, Tail};
 use crate::parse::call_object::CallObject;
 use crate::parse::frame::{Body, FrameSpec};
 use crate::parse::output::Output;
@@ -20,7 +20,8 @@ pub(in crate::parse) const FORMAT: ToolFormat = ToolFormat {
 #[derive(Debug)]
 enum Element {
     Call(Box<CallObject>),
-    Closing(Closing),
+    Broken(Broken),
+    Tail(Tail),
 }
 
 impl Element {
@@ -31,21 +32,27 @@ impl Element {
 
 impl Body for Element {
     fn feed(&mut self, c: char, out: &mut Output) -> Result<bool, Malformed> {
-        let closing = match self {
-            Self::Closing(closing) => return Ok(closing.feed(c, out).is_some()),
+        let flow = match self {
+            Self::Broken(broken) => return Ok(broken.feed(c, out).is_some()),
+            Self::Tail(tail) => return Ok(tail.feed(c, CLOSE)?.is_some()),
             Self::Call(call) => call.feed(c, out)?,
         };
-        if closing == Flow::More {
-            return Ok(false);
+        match flow {
+            Flow::More => return Ok(false),
+            Flow::Broken => *self = Self::Broken(Broken::new(CLOSE)),
+            Flow::Done | Flow::Past => {
+                out.end_call(true);
+                *self = Self::Tail(Tail::default());
+            }
         }
-        *self = Self::Closing(Closing::new(CLOSE, closing == Flow::Broken));
-        if closing == Flow::Done { Ok(false) } else { self.feed(c, out) }
+        if flow == Flow::Done { Ok(false) } else { self.feed(c, out) }
     }
 
     fn end(&mut self, out: &mut Output) -> Result<(), Malformed> {
         match self {
             Self::Call(call) => return call.end(out),
-            Self::Closing(closing) => closing.end(out),
+            Self::Broken(broken) => broken.end(out),
+            Self::Tail(_) => {}
         }
         Ok(())
     }

@@ -11,7 +11,7 @@ const ARGUMENTS: &str = "<|tool_call_argument_begin|>";
 const CALL_END: &str = "<|tool_call_end|>";
 
 static SPEC: SectionSpec = SectionSpec {
-    between: [CALL, SECTION_END],
+    between: [CALL, SECTION_END, CALL_END],
     args_open: ARGUMENTS,
     close: &[CALL_END, SECTION_END],
     head: |head| {

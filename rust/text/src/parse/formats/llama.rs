@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use crate::parse::Malformed;
-use crate::parse::args::{Closing, Flow};
+use crate::parse::args::{Broken, Flow};
 use crate::parse::call_object::CallObject;
 use crate::parse::frame::{Body, FrameSpec};
 use crate::parse::output::Output;
@@ -29,7 +29,7 @@ pub(in crate::parse) const FORMAT: ToolFormat = ToolFormat {
 enum BareCall {
     Call(Box<CallObject>),
     /// The arguments are no JSON: everything up to the end of the text belongs to them.
-    Broken(Closing),
+    Broken(Broken),
 }
 
 impl BareCall {
@@ -41,7 +41,7 @@ impl BareCall {
 impl Body for BareCall {
     fn feed(&mut self, c: char, out: &mut Output) -> Result<bool, Malformed> {
         let call = match self {
-            Self::Broken(closing) => return Ok(closing.feed(c, out).is_some()),
+            Self::Broken(broken) => return Ok(broken.feed(c, out).is_some()),
             Self::Call(call) => call,
         };
         match call.feed(c, out)? {
@@ -55,7 +55,7 @@ impl Body for BareCall {
                 Err(Malformed("text between the arguments and the end of the object"))
             }
             Flow::Broken => {
-                *self = Self::Broken(Closing::new(&[], true));
+                *self = Self::Broken(Broken::new(&[]));
                 self.feed(c, out)
             }
         }
@@ -64,7 +64,7 @@ impl Body for BareCall {
     fn end(&mut self, out: &mut Output) -> Result<(), Malformed> {
         match self {
             Self::Call(call) => return call.end(out),
-            Self::Broken(closing) => closing.end(out),
+            Self::Broken(broken) => broken.end(out),
         }
         Ok(())
     }

@@ -4,7 +4,7 @@
 use std::mem::take;
 
 use crate::parse::Malformed;
-use crate::parse::args::{Closing, Flow, JsonArgs};
+use crate::parse::args::{Broken, Flow, JsonArgs};
 use crate::parse::call_object::CallObject;
 use crate::parse::frame::{Body, FrameSpec};
 use crate::parse::output::{IdStyle, Output};
@@ -36,7 +36,7 @@ enum Calls {
     Head(String),
     Arguments(JsonArgs),
     /// The arguments are no JSON: up to the next call, they are what they are.
-    Broken(Closing),
+    Broken(Broken),
 }
 
 impl Calls {
@@ -58,7 +58,7 @@ impl Calls {
                 Err(Malformed("text between the arguments and the end of the object"))
             }
             Flow::Broken => {
-                *self = Self::Broken(Closing::new(&[OPEN], true));
+                *self = Self::Broken(Broken::new(&[OPEN]));
                 self.feed(c, out)
             }
         }
@@ -111,12 +111,12 @@ impl Body for Calls {
                     Ok(true)
                 }
                 Flow::Broken => {
-                    *self = Self::Broken(Closing::new(&[OPEN], true));
+                    *self = Self::Broken(Broken::new(&[OPEN]));
                     self.feed(c, out)
                 }
             },
-            (Self::Broken(closing), _) => {
-                if closing.feed(c, out).is_some() {
+            (Self::Broken(broken), _) => {
+                if broken.feed(c, out).is_some() {
                     *self = Self::Start;
                 }
                 Ok(false)
@@ -129,7 +129,7 @@ impl Body for Calls {
             Self::Start | Self::Head(_) => return Err(Malformed("the text ended before the arguments")),
             Self::Object(call) => return call.end(out),
             Self::Arguments(arguments) => arguments.end(out),
-            Self::Broken(closing) => closing.end(out),
+            Self::Broken(broken) => broken.end(out),
             Self::Item { .. } | Self::Comma => {}
         }
         Ok(())

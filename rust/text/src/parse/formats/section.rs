@@ -3,7 +3,7 @@
 use std::mem::take;
 
 use crate::parse::Malformed;
-use crate::parse::args::{Closing, Flow, JsonArgs};
+use crate::parse::args::{Broken, Flow, JsonArgs, Tail};
 use crate::parse::frame::Body;
 use crate::parse::output::Output;
 use crate::parse::scan::Scan;
@@ -11,8 +11,8 @@ use crate::parse::scan::Scan;
 /// The words of one family.
 #[derive(Debug)]
 pub(super) struct SectionSpec {
-    /// The marker before a call and the one after the section.
-    pub(super) between: [&'static str; 2],
+    /// The markers before a call, after the section, and after a call.
+    pub(super) between: [&'static str; 3],
     /// Ends the head.
     pub(super) args_open: &'static str,
     /// The marker after a call and, if a model forgets it, the one after the section.
@@ -23,10 +23,10 @@ pub(super) struct SectionSpec {
 
 #[derive(Debug)]
 enum State {
-    Between,
+    Between(Tail),
     Head(String),
     Arguments(JsonArgs),
-    Closing(Closing),
+    Broken(Broken),
 }
 
 /// Reads one section.
@@ -35,14 +35,16 @@ pub(super) struct Section {
     spec: &'static SectionSpec,
     state: State,
     scan: Scan,
+    /// The last character completed the marker after a call.
+    settled: bool,
 }
 
 impl Section {
     /// A section after its opening marker or, if `in_call`, after the one before a call, since some models forget the
     /// other.
     pub(super) fn new(spec: &'static SectionSpec, in_call: bool) -> Self {
-        let state = if in_call { State::Head(String::new()) } else { State::Between };
-        Self { spec, state, scan: Scan::default() }
+        let state = if in_call { State::Head(String::new()) } else { State::Between(Tail::default()) };
+        Self { spec, state, scan: Scan::default(), settled: false }
     }
 
     fn start(&mut self, out: &mut Output) -> Result<(), Malformed> {
@@ -61,12 +63,9 @@ impl Section {
 impl Body for Section {
     fn feed(&mut self, c: char, out: &mut Output) -> Result<bool, Malformed> {
         match &mut self.state {
-            State::Between => {
-                let mut text = String::new();
-                let found = self.scan.feed(c, &self.spec.between, &mut text);
-                if !text.trim().is_empty() {
-                    return Err(Malformed("text between calls"));
-                }
+            State::Between(tail) => {
+                let found = tail.feed(c, &self.spec.between)?;
+                self.settled = found == Some(2);
                 if found == Some(0) {
                     self.state = State::Head(String::new());
                 }
@@ -78,30 +77,38 @@ impl Body for Section {
                 }
                 Ok(false)
             }
-            State::Arguments(arguments) => {
-                let flow = arguments.feed(c, out);
-                if flow == Flow::More {
-                    return Ok(false);
+            State::Arguments(arguments) => match arguments.feed(c, out) {
+                Flow::More => Ok(false),
+                Flow::Broken => {
+                    self.state = State::Broken(Broken::new(self.spec.close));
+                    self.feed(c, out)
                 }
-                self.state = State::Closing(Closing::new(self.spec.close, flow == Flow::Broken));
-                if flow == Flow::Broken { self.feed(c, out) } else { Ok(false) }
-            }
-            State::Closing(closing) => {
-                let found = closing.feed(c, out);
+                Flow::Done | Flow::Past => {
+                    out.end_call(true);
+                    self.state = State::Between(Tail::default());
+                    Ok(false)
+                }
+            },
+            State::Broken(broken) => {
+                let found = broken.feed(c, out);
                 if found == Some(0) {
-                    self.state = State::Between;
+                    self.state = State::Between(Tail::default());
                 }
                 Ok(found == Some(1))
             }
         }
     }
 
+    fn is_settled(&self) -> bool {
+        self.settled
+    }
+
     fn end(&mut self, out: &mut Output) -> Result<(), Malformed> {
         match &mut self.state {
-            State::Between => {}
+            State::Between(_) => {}
             State::Head(_) => return Err(Malformed("the text ended before the arguments")),
             State::Arguments(arguments) => arguments.end(out),
-            State::Closing(closing) => closing.end(out),
+            State::Broken(broken) => broken.end(out),
         }
         Ok(())
     }
