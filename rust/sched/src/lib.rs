@@ -4,11 +4,13 @@
 //! * [`scheduler`]: requests and their queues; [`Scheduler::plan`] moves each request's computed tokens
 //!   towards its known ones under a token budget; [`commit`] takes results over.
 //! * [`pool`]: KV blocks and the prefix cache.
+//! * [`draft`]: what may come next, by what followed the same tokens before.
 //! * [`draw`]: random draws as a function of (seed, position).
 //! * [`sim`]: a stand-in for a model, whose text is wrong as soon as a block or a token is.
 
 pub mod commit;
 pub mod config;
+pub mod draft;
 pub mod draw;
 pub mod plan;
 mod planner;
