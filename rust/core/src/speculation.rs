@@ -34,7 +34,7 @@ pub enum SpeculationReason {
     ProbeOff,
     /// A step with drafts, to know what they take.
     ProbeOn,
-    /// The request is about to reach its length.
+    /// The request is about to reach its length, or the step was full or had been planned already.
     NoRoom,
 }
 

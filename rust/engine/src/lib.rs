@@ -4,6 +4,7 @@
 //! * [`worker`]: the trait the loop drives, and what a worker says of itself.
 //! * [`handle`]: the front end's side; [`mailbox`]: how outputs travel.
 //! * [`arena`]: a step as flat arrays, for workers on the other side of a language border.
+//! * `speculation`: when drafts are proposed and who is told what came of them.
 //! * [`mock`]: a worker without a model, for everything that can be tested and measured without one.
 
 pub mod arena;
@@ -11,6 +12,7 @@ pub mod engine;
 pub mod handle;
 pub mod mailbox;
 pub mod mock;
+mod speculation;
 pub mod worker;
 
 pub use engine::{Engine, EngineOptions, EngineSeat, Turn, seat};

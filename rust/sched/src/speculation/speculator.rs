@@ -168,7 +168,9 @@ impl Speculator {
             usage.accepted += accepted;
             usage.saved += saved(f64::from(*sampled));
             usage.lengths[row.num_drafts as usize] += 1;
-            usage.reasons[followed.reason as usize] += 1;
+            let chosen = matches!(followed.reason, Reason::Fixed | Reason::Gain | Reason::ProbeOn);
+            let reason = if chosen && row.num_drafts == 0 { Reason::NoRoom } else { followed.reason };
+            usage.reasons[reason as usize] += 1;
             self.totals.drafted_rows += u64::from(row.num_drafts > 0);
             self.totals.drafts += u64::from(row.num_drafts);
             self.totals.accepted += u64::from(accepted);
