@@ -84,6 +84,32 @@ pub struct SpeculationUsage {
     pub reasons: [u32; SpeculationReason::ALL.len()],
 }
 
+impl SpeculationUsage {
+    /// Adds what it did for another request.
+    pub fn add(&mut self, other: &Self) {
+        self.drafts += other.drafts;
+        self.accepted += other.accepted;
+        self.saved += other.saved;
+        self.lengths.resize(self.lengths.len().max(other.lengths.len()), 0);
+        for (sum, steps) in self.lengths.iter_mut().zip(&other.lengths) {
+            *sum += steps;
+        }
+        for (sum, steps) in self.reasons.iter_mut().zip(&other.reasons) {
+            *sum += steps;
+        }
+    }
+
+    /// Reasons that occurred, with their steps.
+    pub fn reasons(&self) -> impl Iterator<Item = (SpeculationReason, u32)> {
+        SpeculationReason::ALL.into_iter().zip(self.reasons).filter(|(_, steps)| *steps > 0)
+    }
+
+    /// Draft lengths that occurred, with their steps.
+    pub fn lengths(&self) -> impl Iterator<Item = (usize, u32)> {
+        self.lengths.iter().copied().enumerate().filter(|(_, steps)| *steps > 0)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

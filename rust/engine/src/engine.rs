@@ -165,7 +165,7 @@ impl<W: Worker> Engine<W> {
         let info = worker.info().clone();
         let checked = info.validate().and_then(|()| {
             let config = options.speculation;
-            config.map(|config| Speculating::new(config, info.max_drafts, &metrics)).transpose()
+            config.map(|config| Speculating::new(config, info.max_drafts, &metrics, &seat.shared)).transpose()
         });
         let speculating = checked.map_err(|message| {
             let error = Error::Engine { message };

@@ -185,7 +185,7 @@ impl EngineHandle {
         }
     }
 
-    /// How speculation was doing a few steps ago; `None` without a drafter, or before the first step.
+    /// How speculation was doing a few steps ago; `None` without a drafter.
     pub fn speculation(&self) -> Option<SpeculationStatus> {
         self.shared.speculation.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

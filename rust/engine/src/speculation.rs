@@ -22,12 +22,18 @@ pub(crate) struct Speculating {
 }
 
 impl Speculating {
-    pub fn new(config: SpeculationConfig, max_drafts: u32, metrics: &EngineMetrics) -> Result<Self, String> {
+    pub fn new(
+        config: SpeculationConfig,
+        max_drafts: u32,
+        metrics: &EngineMetrics,
+        shared: &Shared,
+    ) -> Result<Self, String> {
         if max_drafts == 0 {
             return Err("a drafter was asked for, but the worker verifies no drafts".to_owned());
         }
         let speculator = Speculator::new(config, max_drafts)?;
         let counted = speculator.totals().clone();
+        shared.set_speculation(speculator.status());
         Ok(Self { speculator, metrics: metrics.speculation(max_drafts), counted, until_snapshot: 0 })
     }
 

@@ -55,6 +55,8 @@ pub enum Endpoint {
     Detokenize,
     /// The kernel plan.
     Plan,
+    /// How speculation fares.
+    Speculation,
     /// Forget cached prefixes.
     ResetPrefixCache,
     /// Known from the peers, and not served: 501.
@@ -110,6 +112,7 @@ pub const ROUTES: &[Route] = &[
     post("/tokenize", Endpoint::Tokenize, "the ids of a text or of a rendered conversation"),
     post("/detokenize", Endpoint::Detokenize, "the text of ids"),
     get("/v1/plan", Endpoint::Plan, "which kernel serves each operation, and why"),
+    get("/v1/speculation", Endpoint::Speculation, "who drafts, whether it pays off, and why"),
     post("/reset_prefix_cache", Endpoint::ResetPrefixCache, "forget cached prefixes, if no request runs"),
     post("/flush_cache", Endpoint::ResetPrefixCache, "another name of /reset_prefix_cache"),
     absent(1, get("/openapi.json", NONE, "the OpenAPI description")),
@@ -202,6 +205,7 @@ fn method_router(route: &Route) -> MethodRouter<SharedState> {
         Endpoint::Tokenize => on(filter, handlers::tokenize),
         Endpoint::Detokenize => on(filter, handlers::detokenize),
         Endpoint::Plan => on(filter, handlers::plan),
+        Endpoint::Speculation => on(filter, handlers::speculation),
         Endpoint::ResetPrefixCache => on(filter, handlers::reset_prefix_cache),
         Endpoint::Unsupported => on(filter, unsupported),
     }
