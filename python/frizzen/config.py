@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -14,6 +15,7 @@ __all__ = ["EngineConfig"]
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
+DRAFTERS = (None, "ngram", "suffix")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 BLOCK_SIZES = (8, 16, 32, 64, 128)
 
@@ -58,6 +60,16 @@ class EngineConfig:
     """Seeds dummy weights, and the draws of requests that bring no seed."""
     num_threads: int | None = None
     """Threads of the torch operators on a CPU; ``None`` is the CPUs that this process may use."""
+    drafter: str | None = None
+    """Who proposes tokens ahead: ``ngram`` or ``suffix``; ``None`` is nobody."""
+    speculation: str | int = "off"
+    """Drafts of requests that do not say: ``off``, ``auto`` (as many as pay off), or a number per step."""
+    speculative_config: str | None = None
+    """The same in vLLM's JSON, in place of ``drafter`` and a number."""
+    spec_synthetic_acceptance: float | None = None
+    """Force this many tokens per row and step, for studies of speed; the text means nothing."""
+    max_drafts: int = 0
+    """Most drafts of a row in a step; the engine derives it from the fields above."""
     strict: bool = False
     """Refuse to start with a kernel that is not the best one whose absence can be repaired."""
 
@@ -70,6 +82,12 @@ class EngineConfig:
         for name in ("max_model_len", "max_num_batched_tokens", "kv_cache_memory", "num_threads"):
             if getattr(self, name) is not None:
                 _check_integer(name, getattr(self, name), 1)
+        _check_choice("drafter", self.drafter, DRAFTERS)
+        _check_text("speculative_config", self.speculative_config, optional=True)
+        if self.speculation not in ("off", "auto"):
+            _check_integer("speculation", self.speculation, 1)
+        _check_acceptance(self.spec_synthetic_acceptance)
+        _check_integer("max_drafts", self.max_drafts, 0)
         _check_integer("max_num_seqs", self.max_num_seqs, 1)
         _check_integer("max_logprobs", self.max_logprobs, 0)
         _check_integer("seed", self.seed, 0, 2**64 - 1)
@@ -118,6 +136,13 @@ def _check_text(name: str, value: object, *, optional: bool) -> None:
 def _check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
     if value not in choices:
         raise ConfigError(f"{name} must be one of {', '.join(map(str, choices))}, got {value!r}")
+
+
+def _check_acceptance(value: object) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value < math.inf:
+        raise ConfigError(f"spec_synthetic_acceptance must be a number of at least 1, got {value!r}")
 
 
 def _check_integer(name: str, value: object, least: int, most: int | None = None) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from frizzen._core import RequestOutput as CoreOutput
@@ -49,6 +50,9 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     num_cached_tokens: int
     """Prompt tokens taken from the prefix cache."""
+    speculation: dict[str, Any] | None = None
+    """What drafts did, if the request spoke of them: ``drafts``, ``accepted``, ``saved_ms``, steps by ``lengths``
+    and ``reasons``."""
 
     @classmethod
     def of(cls, output: CoreOutput, prompt: str | None, decode: Callable[[int], str]) -> RequestOutput:
@@ -74,6 +78,7 @@ class RequestOutput:
                 )
             ],
             num_cached_tokens=output.cached_tokens,
+            speculation=None if output.speculation_json is None else json.loads(output.speculation_json),
         )
 
 

@@ -63,6 +63,9 @@ class SamplingParams:
     """Only these tokens may be generated; kept as a tuple."""
     skip_special_tokens: bool = True
     """Leave special tokens out of the text."""
+    speculation: str | Mapping[str, int] | None = None
+    """Drafts: ``"off"``, ``"auto"`` or ``{"max_tokens": k}``; ``None`` is the engine's default. Never changes
+    which tokens come."""
 
     def __post_init__(self) -> None:
         self._check_numbers()
@@ -78,6 +81,8 @@ class SamplingParams:
             if not allowed:
                 raise ValueError("allowed_token_ids must not be empty")
             self._set("allowed_token_ids", allowed)
+        if self.speculation is not None:
+            self._set("speculation", _speculation(self.speculation))
         if self.logit_bias is not None:
             self._set("logit_bias", _logit_bias(self.logit_bias))
 
@@ -103,6 +108,7 @@ class SamplingParams:
             "stop": self.stop,
             "include_stop_str_in_output": self.include_stop_str_in_output,
             "skip_special_tokens": self.skip_special_tokens,
+            "speculation": self.speculation,
         }
         return json.dumps(fields)
 
@@ -185,6 +191,14 @@ def _stop_strings(stop: object) -> tuple[str, ...]:
         if not string:
             raise ValueError(f"stop[{index}] must not be an empty string")
     return strings
+
+
+def _speculation(wish: object) -> str | dict[str, int]:
+    if wish == "off" or wish == "auto":  # noqa: PLR1714 - a tuple of strings would not narrow the type
+        return str(wish)
+    if isinstance(wish, Mapping) and set(wish) == {"max_tokens"}:
+        return {"max_tokens": _integer("speculation.max_tokens", wish["max_tokens"], 1)}
+    raise ValueError(f'speculation must be "off", "auto" or {{"max_tokens": k}}, got {wish!r}')
 
 
 def _logit_bias(bias: object) -> dict[int, float]:

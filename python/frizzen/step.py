@@ -28,7 +28,8 @@ class StepContext:
     seq_lens: torch.Tensor
     """``[B]`` int32, context length of each row, this step's tokens included."""
     block_table: torch.Tensor
-    """``[B, blocks]`` int32, the blocks of each row's context in order; entries past the context are 0."""
+    """``[B, blocks]`` int32, the blocks of each row's context in order; past it 0, or blocks of the row that
+    drafts once filled."""
     num_rows: int
     num_single: int
     num_tokens: int

@@ -7,6 +7,7 @@ import random
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -40,8 +41,10 @@ class FakeModel:
     A wrong slot, position, block table or sequence length gives other tokens than ``fake_logits``.
     """
 
-    def __init__(self, num_blocks: int, device: str = "cpu") -> None:
+    def __init__(self, num_blocks: int, device: str = "cpu", drafts: bool = False) -> None:
         self.cache = torch.zeros(num_blocks * BLOCK_SIZE, dtype=torch.int64, device=device)
+        self.drafts = drafts
+        """Rejected drafts leave their blocks to the tokens that come instead."""
         self.fail_with: Exception | None = None
         self.poisoned: set[int] = set()
         """Rows of the step, by their first token id, whose hidden states are not numbers."""
@@ -61,9 +64,8 @@ class FakeModel:
             length = int(step.seq_lens[row])
             assert length <= step.max_context
             blocks = step.block_table[row].tolist()
-            assert not any(blocks[-(-length // BLOCK_SIZE) :]), (
-                "blocks past the context must be the null block"
-            )
+            past = [block for block in blocks[-(-length // BLOCK_SIZE) :] if block]
+            assert not past or self.drafts, "blocks past the context must be the null block"
             slots = [blocks[i // BLOCK_SIZE] * BLOCK_SIZE + i % BLOCK_SIZE for i in range(length)]
             context = self.cache[slots].tolist()
             for token in range(first, last):
@@ -98,6 +100,10 @@ class Request:
     in_flight: int = 0
     blocks: list[int] = field(default_factory=list)
     failed: bool = False
+    drafts: list[int] = field(default_factory=list)
+    """Drafts to verify in the next step."""
+    accepted: list[tuple[int, int]] = field(default_factory=list)
+    """Per step with drafts, how many there were and how many were right."""
 
     @property
     def known(self) -> list[int]:
@@ -143,6 +149,7 @@ class Driver:
         self.layout = limits or layout(
             max_rows=info["max_num_seqs"],
             max_tokens=info["max_num_batched_tokens"],
+            max_drafts=info["max_drafts"],
             max_logprobs=info["max_logprobs"],
         )
         self.arenas = [self._map(pointer, size) for pointer, size in worker.bind(self.layout)]
@@ -181,33 +188,41 @@ class Driver:
         """Writes the step into the next arena and submits it."""
         index = self.steps % 2
         arena = self.arenas[index]
-        order = sorted(plan, key=lambda request: plan[request] > 1)
+        order = sorted(plan, key=lambda request: plan[request] + len(request.drafts) > 1)
         admitted = [request for request in order if request.row is None]
         self._admit(arena, admitted)
         rows, changes, tokens, scored, asking, starts, samples = [], [], [], [], [], [0], []
+        ends: list[int] = []
+        counts: list[int] = []
         for place, request in enumerate(order):
             first, last = request.computed, request.computed + plan[request]
             assert last <= request.total
-            for column in range(len(request.blocks), -(-last // self.block_size)):
+            drafts = request.drafts if last == request.total else []
+            for column in range(len(request.blocks), -(-(last + len(drafts)) // self.block_size)):
                 request.blocks.append(self.free_blocks.popleft())
                 changes.append((request.row, column, request.blocks[-1]))
             rows.append(request.row)
-            for position in range(first, last):
+            known = request.known + drafts
+            for position in range(first, last + len(drafts)):
                 if request.wants_prompt_score(position):
                     scored.append((len(tokens), place, request.prompt[position + 1]))
                     asking.append(request)
-                token = request.known[position] if position < len(request.known) else -1
+                token = known[position] if position < len(known) else -1
                 block = request.blocks[position // self.block_size]
                 tokens.append((token, position, block * self.block_size + position % self.block_size))
             starts.append(len(tokens))
             if last == request.total:
-                samples.append((len(tokens) - 1, place, uniform(request.params.seed, last)))
+                for offset in range(len(drafts) + 1):
+                    draw = uniform(request.params.seed, last + offset)
+                    samples.append((len(tokens) - 1 - len(drafts) + offset, place, draw))
                 request.in_flight += 1
             request.computed = last
+            ends.append(last + len(drafts))
+            counts.append(len(drafts))
         fill(arena.rows, rows)
         fill(arena.query_start, starts)
-        fill(arena.seq_lens, [request.computed for request in order])
-        fill(arena.num_drafts, [0] * len(order))
+        fill(arena.seq_lens, ends)
+        fill(arena.num_drafts, counts)
         fill_columns(arena, ("block_rows", "block_columns", "block_ids"), changes)
         fill_columns(arena, ("input_ids", "positions", "slots"), tokens)
         fill_columns(arena, ("sample_tokens", "sample_rows", "uniforms"), samples)
@@ -216,12 +231,12 @@ class Driver:
             1,
             self.steps,
             len(order),
-            sum(count == 1 for count in plan.values()),
+            sum(end - start == 1 for start, end in pairwise(starts)),
             len(tokens),
             len(samples),
         ]
-        header += [len(scored), len(changes), len(admitted), max(plan.values())]
-        header += [max(request.computed for request in order)]
+        header += [len(scored), len(changes), len(admitted)]
+        header += [max(end - start for start, end in pairwise(starts)), max(ends)]
         fill(arena.header, header)
         self.worker.submit(index)
         sampling = {place for _, place, _ in samples}
@@ -238,18 +253,25 @@ class Driver:
             request.in_flight -= samples
             if arena.row_status[place]:
                 request.failed = True
-            assert int(arena.num_sampled[place]) == (samples and not request.failed)
-            if not samples or request.failed:
+            count = int(arena.num_sampled[place])
+            assert (count > 0) == (samples and not request.failed)
+            if not count:
                 continue
-            request.outputs.append(int(arena.sampled[place, 0]))
-            if request.params.logprobs >= 0:
+            drafts, request.drafts = request.drafts, []
+            assert count <= len(drafts) + 1
+            if drafts:
+                request.accepted.append((len(drafts), count - 1))
+            # The KV of accepted drafts is there already.
+            request.computed += count - 1
+            request.outputs += arena.sampled[place, :count].tolist()
+            for at in range(count if request.params.logprobs >= 0 else 0):
                 top = zip(
-                    arena.top_tokens[place, 0, : request.params.logprobs].tolist(),
-                    arena.top_logprobs[place, 0, : request.params.logprobs].tolist(),
+                    arena.top_tokens[place, at, : request.params.logprobs].tolist(),
+                    arena.top_logprobs[place, at, : request.params.logprobs].tolist(),
                     strict=True,
                 )
                 request.logprobs.append(
-                    (float(arena.logprobs[place, 0]), int(arena.ranks[place, 0]), list(top))
+                    (float(arena.logprobs[place, at]), int(arena.ranks[place, at]), list(top))
                 )
         for place, request in enumerate(scored):
             top = zip(
@@ -296,8 +318,8 @@ def fill_columns(arena: Sections, names: Sequence[str], rows: Sequence[Sequence[
         fill(getattr(arena, name), column)
 
 
-def fake_driver(**changes: Any) -> tuple[Driver, FakeModel]:
-    """A driver of a worker with the fake model."""
+def fake_driver(*, acceptance: float | None = None, **changes: Any) -> tuple[Driver, FakeModel]:
+    """A driver of a worker with the fake model; ``acceptance`` is forced on its drafts."""
     info = worker_info(**changes)
-    model = FakeModel(info["num_blocks"], info["device"])
-    return Driver(Worker(model, info, torch.device(info["device"]))), model
+    model = FakeModel(info["num_blocks"], info["device"], drafts=info["max_drafts"] > 0)
+    return Driver(Worker(model, info, torch.device(info["device"]), acceptance)), model

@@ -28,6 +28,8 @@ class HistoryEnds:
     """``[N]`` int64, in tokens."""
     longest: int
     """The greatest of ``lengths``."""
+    drafts: torch.Tensor | None = None
+    """``[N, k]`` int64, tokens at the end of each that the history lacks; -1 where there are fewer."""
 
 
 class TokenHistory:
@@ -64,10 +66,16 @@ class TokenHistory:
         if slot is not None:
             self._free.append(slot)
 
-    def ends(self, samples: torch.Tensor, rows: Sequence[int], lengths: Sequence[int]) -> HistoryEnds:
-        """The histories of ``rows``, which have ``lengths`` tokens, for the positions ``samples``."""
+    def ends(
+        self,
+        samples: torch.Tensor,
+        rows: Sequence[int],
+        lengths: Sequence[int],
+        drafts: torch.Tensor | None = None,
+    ) -> HistoryEnds:
+        """The histories of ``rows``, which have ``lengths`` tokens with their ``drafts``, for ``samples``."""
         slots = to_device([self._slots[row] for row in rows], self._device)
-        return HistoryEnds(samples, slots, to_device(lengths, self._device), max(lengths))
+        return HistoryEnds(samples, slots, to_device(lengths, self._device), max(lengths), drafts)
 
     def penalise(self, logits: torch.Tensor, ends: HistoryEnds, penalties: torch.Tensor) -> None:
         """Applies penalties in place to ``logits`` ``[S, V]`` of the positions of ``ends``.
@@ -76,9 +84,15 @@ class TokenHistory:
         """
         tokens = self._tokens[:, : ends.longest].index_select(0, ends.slots)
         columns = torch.arange(ends.longest, device=self._device)
+        known = ends.lengths if ends.drafts is None else ends.lengths - (ends.drafts >= 0).sum(1)
         # Past its end a history repeats its first token: written twice with the same value.
-        tokens = torch.where(columns < ends.lengths[:, None], tokens, tokens[:, :1])
+        tokens = torch.where(columns < known[:, None], tokens, tokens[:, :1])
+        if ends.drafts is not None:
+            tokens = torch.cat([tokens, torch.where(ends.drafts >= 0, ends.drafts, tokens[:, :1])], 1)
         counts = self._counts.view(-1).take(ends.slots[:, None] * self._vocab_size + tokens)
+        if ends.drafts is not None:
+            for drafts in ends.drafts.unbind(1):
+                counts += tokens == drafts[:, None]
         presence, frequency, repetition = penalties.unsqueeze(1).unbind(2)
         flat = logits.view(-1)
         places = ends.samples[:, None] * self._vocab_size + tokens
@@ -87,11 +101,14 @@ class TokenHistory:
         values -= frequency * counts + presence * (counts > 0)
         flat.scatter_(0, places.view(-1), values.view(-1))
 
-    def append(self, ends: HistoryEnds, tokens: torch.Tensor) -> None:
-        """Appends to each history its one of the step's ``tokens`` ``[S]``."""
+    def append(self, ends: HistoryEnds, tokens: torch.Tensor, kept: torch.Tensor | None = None) -> None:
+        """Appends to each history its own of the step's ``tokens`` ``[S]``, if ``kept`` ``[S]``."""
         tokens = tokens[ends.samples]
+        # Tokens that do not count stand past the history's new end, where the next ones overwrite them.
         self._tokens[ends.slots, ends.lengths] = tokens
-        self._counts[ends.slots, tokens] += 1
+        ones = torch.ones_like(tokens) if kept is None else kept[ends.samples]
+        places = ends.slots * self._vocab_size + tokens
+        self._counts.view(-1).index_add_(0, places, ones.int())
 
     def _grow(self) -> None:
         old = len(self._tokens)

@@ -66,13 +66,13 @@ def build(config_json: str) -> Worker:
         "num_blocks": sizes.num_blocks,
         "block_size": config.block_size,
         "max_logprobs": min(config.max_logprobs, model.config.vocab_size),
-        "max_drafts": 0,
+        "max_drafts": config.max_drafts,
         "eos_token_ids": list(model.config.eos_token_ids),
         "device": str(model.device),
         "dtype": str(model.dtype).removeprefix("torch."),
         "plan": loaded.plan_json(),
     }
-    return Worker(model, info, model.device)
+    return Worker(model, info, model.device, config.spec_synthetic_acceptance)
 
 
 def load(config: EngineConfig) -> Loaded:

@@ -1,4 +1,4 @@
-"""Chooses one token per sampled position.
+"""Chooses one token per sampled position; which of them count is decided in ``frizzen.speculate.verify``.
 
 Order of processing, as in vLLM: log-probabilities are of the raw logits; then the rules about single tokens,
 penalties, temperature, min-p, top-k, top-p. Which of it a step does is decided by flags on the host; a batch
@@ -14,6 +14,7 @@ from operator import or_
 
 import torch
 
+from frizzen.speculate.verify import Verified
 from frizzen.worker.arena import Admit, AdmitFloat, to_device
 from frizzen.worker.filtering import draw, floor_of_top_k, floor_of_top_p, softmax_weights, zero_below
 from frizzen.worker.history import HistoryEnds
@@ -35,6 +36,8 @@ class Positions:
     """Tokens of the row before the new one, which is also the new one's position."""
     uniforms: torch.Tensor
     """``[S]`` float64, the draws, in ``[0, 1)``."""
+    drafts: torch.Tensor | None = None
+    """``[S, k]`` int64, drafts before each in its row, -1 where there are fewer; ``None`` without any."""
 
     def take(self, samples: Sequence[int], index: torch.Tensor) -> Positions:
         """Some of them; ``index`` is ``samples`` on the device."""
@@ -43,6 +46,7 @@ class Positions:
             self.row_index[index],
             [self.lengths[sample] for sample in samples],
             self.uniforms[index],
+            None if self.drafts is None else self.drafts[index],
         )
 
 
@@ -96,11 +100,18 @@ class Sampler:
             finite[scored] &= logprobs.finite
         return Sampled(tokens, finite, positions.row_index, scored, logprobs, ends)
 
-    def remember(self, sampled: Sampled) -> None:
-        """Makes the tokens part of their rows; to be called once, when the step can no longer fail."""
-        self._batch.last_sampled.index_copy_(0, sampled.row_index, sampled.tokens)
+    def remember(self, sampled: Sampled, verified: Verified | None = None) -> None:
+        """Makes the tokens part of their rows; to be called once, when the step can no longer fail.
+
+        ``verified`` says which of them count, if there were drafts.
+        """
+        if verified is None:
+            self._batch.last_sampled.index_copy_(0, sampled.row_index, sampled.tokens)
+        else:
+            self._batch.last_sampled.index_copy_(0, verified.row_index, verified.last)
         if sampled.ends is not None:
-            self._batch.history.append(sampled.ends, sampled.tokens)
+            kept = None if verified is None else verified.kept
+            self._batch.history.append(sampled.ends, sampled.tokens, kept)
 
     def _flags(self, positions: Positions) -> list[int]:
         return [self._batch.flags[row] for row in positions.rows]
@@ -108,7 +119,7 @@ class Sampler:
     def _penalise(self, logits: torch.Tensor, samples: Sequence[int], positions: Positions) -> HistoryEnds:
         """Applies the penalties of the positions ``samples`` to their logits, in place."""
         part = positions.take(samples, self._index(samples))
-        ends = self._batch.history.ends(self._index(samples), part.rows, part.lengths)
+        ends = self._batch.history.ends(self._index(samples), part.rows, part.lengths, part.drafts)
         floats = self._batch.floats.index_select(0, part.row_index)
         self._batch.history.penalise(logits, ends, floats[:, AdmitFloat.PRESENCE : AdmitFloat.REPETITION + 1])
         return ends

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
+from frizzen.speculate.verify import DraftRows, Verified, forced, verify
 from frizzen.step import StepContext
 from frizzen.worker.arena import Arena, ArenaLayout, Header, Results, RowStatus, Sections
 from frizzen.worker.inputs import step_inputs
@@ -42,9 +43,16 @@ class Worker:
         model: The model, on ``device`` and with its KV cache allocated.
         info: What the engine must know: the fields of its ``WorkerInfo``.
         device: Where the model computes.
+        acceptance: Tokens per row and step that verification is forced to give, for studies of speed.
     """
 
-    def __init__(self, model: StepModel, info: dict[str, Any], device: torch.device) -> None:
+    def __init__(
+        self,
+        model: StepModel,
+        info: dict[str, Any],
+        device: torch.device,
+        acceptance: float | None = None,
+    ) -> None:
         self.info = info
         self._model = model
         self._device = device
@@ -57,6 +65,7 @@ class Worker:
             device=device,
         )
         self._sampler = Sampler(self._batch, device)
+        self._acceptance = acceptance
         self._arenas: list[Arena] = []
         self._submitted: deque[int] = deque()
 
@@ -83,16 +92,21 @@ class Worker:
         results.num_sampled[: header.num_rows].zero_()
         results.row_status[: header.num_rows].zero_()
         written = Results(0)
-        sampled = None
+        sampled = verified = None
         if header.num_samples:
-            sampled, places = self._sample(hidden, arena, header)
-            written |= _write(sampled, results, places)
+            drafts = _drafts(arena, header, ids)
+            sampled, places = self._sample(hidden, arena, header, drafts)
+            if drafts is None:
+                written |= _write(sampled, results, places)
+            else:
+                verified = self._verify(sampled, arena, drafts)
+                written |= _write_verified(sampled, verified, results, drafts)
         if header.num_prompt:
             written |= self._score_prompt(hidden, arena, header)
         arena.download(written)
         # Last, so that a step that raised can be computed again.
         if sampled is not None:
-            self._sampler.remember(sampled)
+            self._sampler.remember(sampled, verified)
         self._submitted.append(index)
 
     def collect(self, index: int) -> None:
@@ -117,9 +131,9 @@ class Worker:
         self._arenas.clear()
 
     def _sample(
-        self, hidden: torch.Tensor, arena: Arena, header: Header
+        self, hidden: torch.Tensor, arena: Arena, header: Header, drafts: DraftRows | None
     ) -> tuple[Sampled, torch.Tensor | None]:
-        """Samples every position that asks for it, at most one per row.
+        """Samples every position that asks for it: one per row, and one more for each of its drafts.
 
         Returns the tokens and ``[S]`` int64, the rows of the step that they are for; ``None`` is all of them
         in their order.
@@ -129,7 +143,7 @@ class Worker:
         positions: list[int] = host.positions[: header.num_tokens].tolist()
         row_index = plan.rows[: header.num_rows].long()
         places = None
-        if count < header.num_rows:
+        if count != header.num_rows or drafts is not None:
             places = plan.sample_rows[:count].long()
             row_index = row_index[places]
             rows = [rows[row] for row in host.sample_rows[:count].tolist()]
@@ -137,10 +151,19 @@ class Worker:
             hidden = hidden.index_select(0, plan.sample_tokens[:count])
             positions = [positions[token] for token in host.sample_tokens[:count].tolist()]
         lengths = [position + 1 for position in positions]
+        preceding = None if drafts is None else drafts.preceding()
         sampled = self._sampler.sample(
-            self._model.logits(hidden), Positions(rows, row_index, lengths, plan.uniforms[:count])
+            self._model.logits(hidden),
+            Positions(rows, row_index, lengths, plan.uniforms[:count], preceding),
         )
         return sampled, places
+
+    def _verify(self, sampled: Sampled, arena: Arena, drafts: DraftRows) -> Verified:
+        """Which of the sampled tokens count."""
+        accept = None
+        if self._acceptance is not None:
+            accept = forced(self._acceptance, arena.device.uniforms[: len(sampled.tokens)], drafts)
+        return verify(sampled.tokens, sampled.finite, sampled.row_index, drafts, accept)
 
     def _score_prompt(self, hidden: torch.Tensor, arena: Arena, header: Header) -> Results:
         """Scores the prompt tokens that follow the step's prompt positions."""
@@ -167,6 +190,36 @@ class Worker:
             "peak_resident": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             "device_allocated": torch.cuda.memory_allocated(self._device) if on_gpu else 0,
         }
+
+
+def _drafts(arena: Arena, header: Header, ids: torch.Tensor) -> DraftRows | None:
+    """The rows that sample, if one of them has drafts: known on the host, so other steps cost nothing."""
+    counts: list[int] = arena.host.num_drafts[: header.num_rows].tolist()
+    if not any(counts):
+        return None
+    rows = list(dict.fromkeys(arena.host.sample_rows[: header.num_samples].tolist()))
+    places = arena.device.sample_tokens[: header.num_samples]
+    return DraftRows.of(rows, [counts[row] for row in rows], places, ids)
+
+
+def _write_verified(sampled: Sampled, verified: Verified, out: Sections, drafts: DraftRows) -> Results:
+    """Writes what counts for each row of ``drafts``."""
+    width, rows = verified.tokens.shape[1], drafts.step_rows
+    out.sampled[:, :width].index_copy_(0, rows, verified.tokens.int())
+    out.num_sampled.index_copy_(0, rows, verified.num_sampled.int())
+    out.row_status.index_copy_(0, rows, (verified.num_sampled == 0).int())
+    if sampled.logprobs is None or sampled.scored is None:
+        return Results(0)
+    logprobs = sampled.logprobs
+    # Flat over rows and their places; what does not count is written and never read.
+    places = rows[drafts.owners] * out.sampled.shape[1] + drafts.offsets
+    places = places[sampled.scored]
+    alternatives = logprobs.top.shape[1]
+    out.logprobs.view(-1).index_copy_(0, places, logprobs.chosen)
+    out.ranks.view(-1).index_copy_(0, places, logprobs.ranks)
+    out.top_tokens.flatten(0, 1)[:, :alternatives].index_copy_(0, places, logprobs.top_tokens)
+    out.top_logprobs.flatten(0, 1)[:, :alternatives].index_copy_(0, places, logprobs.top)
+    return Results.LOGPROBS
 
 
 def _write(sampled: Sampled, out: Sections, places: torch.Tensor | None) -> Results:

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use clap::{Args, ValueEnum};
 use frizzen_engine::mock::{Content, Fault, MockWorker, TimingLaw};
 use frizzen_engine::{Worker as _, WorkerInfo};
-use frizzen_server::config::{EngineArgs, HttpArgs, SchedulingArgs};
+use frizzen_server::config::{EngineArgs, HttpArgs, SchedulingArgs, SpeculationArgs};
 use frizzen_server::{ServerConfig, ShutdownRequests, TextModel, mock, runtime, serve};
 use frizzen_text::Tokenizer;
 
@@ -31,6 +31,8 @@ pub struct MockServeArgs {
     http: HttpArgs,
     #[command(flatten)]
     scheduling: SchedulingArgs,
+    #[command(flatten)]
+    speculation: SpeculationArgs,
     #[command(flatten)]
     shape: Shape,
     #[command(flatten)]
@@ -121,12 +123,14 @@ fn content(behaviour: &Behaviour, text: &TextModel) -> Result<Content, String> {
 
 fn worker(args: &MockServeArgs, text: &TextModel) -> Result<MockWorker, String> {
     let shape = &args.shape;
+    let drafts = args.speculation.resolve()?.map_or(0, |resolved| resolved.max_drafts);
     let info = WorkerInfo {
         max_model_len: shape.max_model_len,
         max_num_seqs: shape.max_num_seqs,
         max_num_batched_tokens: shape.max_num_batched_tokens,
         block_size: shape.block_size,
         num_blocks: shape.num_blocks,
+        max_drafts: drafts,
         vocab_size: text.tokenizer.vocab_size(),
         eos_token_ids: text.tokenizer.eos_token_ids().to_vec(),
         ..mock::info()
@@ -162,6 +166,7 @@ pub fn serve(args: MockServeArgs) -> Result<ExitCode, String> {
     let config = ServerConfig {
         engine: EngineArgs { model: Some(worker.info().model.clone()), ..EngineArgs::default() },
         scheduling: args.scheduling,
+        speculation: args.speculation,
         http: args.http,
     };
     let runtime = runtime().map_err(|error| format!("cannot start threads: {error}"))?;

@@ -4,6 +4,7 @@
 //! * [`params`]: [`SamplingParams`] and its one validation, used by HTTP and by the Python library alike.
 //! * [`request`]: what a caller hands to the engine.
 //! * [`output`]: what the engine hands back, delta by delta.
+//! * [`speculation`]: what a request may say about drafts, and what it is told about them.
 //! * [`error`]: the one error enum; a transport maps it, it knows no status codes.
 //! * [`clock`]: time is injected, so that schedulers and mocks are deterministic.
 
@@ -13,6 +14,7 @@ pub mod id;
 pub mod output;
 pub mod params;
 pub mod request;
+pub mod speculation;
 
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use error::{Error, Result};
@@ -20,3 +22,4 @@ pub use id::{BlockId, RequestId, RowId, StepId, TokenId};
 pub use output::{FinishReason, OutputDelta, PrefillStats, StopReason, Timing, TokenLogprobs};
 pub use params::{ParamLimits, SamplingParams};
 pub use request::Request;
+pub use speculation::{Speculation, SpeculationReason, SpeculationUsage};

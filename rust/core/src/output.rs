@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::{Error, TokenId};
+use crate::{Error, SpeculationUsage, TokenId};
 
 /// What made a request stop with reason `stop`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -92,6 +92,8 @@ pub struct OutputDelta {
     pub finish: Option<FinishReason>,
     /// With the last delta only.
     pub timing: Option<Timing>,
+    /// What speculation did so far, if the request said anything about it.
+    pub speculation: Option<Box<SpeculationUsage>>,
 }
 
 impl OutputDelta {
@@ -103,5 +105,6 @@ impl OutputDelta {
         self.prefill = self.prefill.or(later.prefill);
         self.finish = later.finish.or(self.finish.take());
         self.timing = later.timing.or(self.timing);
+        self.speculation = later.speculation.or(self.speculation.take());
     }
 }

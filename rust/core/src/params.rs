@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, Result, TokenId};
+use crate::{Error, Result, Speculation, TokenId};
 
 /// Below this a temperature is greedy: dividing by it would leave nothing but the best token.
 const GREEDY_BELOW: f32 = 1e-5;
@@ -45,6 +45,8 @@ pub struct SamplingParams {
     pub logit_bias: Vec<(TokenId, f32)>,
     /// Only these tokens may be generated.
     pub allowed_token_ids: Option<Vec<TokenId>>,
+    /// Drafts; `None` is the server's default. A request that says it gets [`crate::SpeculationUsage`] back.
+    pub speculation: Option<Speculation>,
 }
 
 impl Default for SamplingParams {
@@ -66,6 +68,7 @@ impl Default for SamplingParams {
             prompt_logprobs: None,
             logit_bias: Vec::new(),
             allowed_token_ids: None,
+            speculation: None,
         }
     }
 }

@@ -10,10 +10,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
 
 use frizzen_core::{Clock, Error, FinishReason, OutputDelta, Result};
 use frizzen_metrics::{CacheConfig, EngineMetrics, FinishedRequest};
 use frizzen_sched::draw::sibling_seed;
+use frizzen_sched::speculation::SpeculationConfig;
 use frizzen_sched::{
     AdmissionLimits, Finish, Policy, RowEvent, Scheduler, SchedulerConfig, SchedulerCounters, StepOutput,
     StepPlan,
@@ -21,10 +23,11 @@ use frizzen_sched::{
 
 use crate::handle::{Command, EngineHandle, Health, Shared};
 use crate::mailbox::Mailbox;
+use crate::speculation::Speculating;
 use crate::worker::{Worker, WorkerError, WorkerInfo};
 
 /// How the loop runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EngineOptions {
     /// Plan the next step while this one runs.
     pub overlap: bool,
@@ -36,6 +39,8 @@ pub struct EngineOptions {
     pub long_prefill_threshold: u32,
     /// Seed of requests that have none; `None` draws one.
     pub seed: Option<u64>,
+    /// Drafts; the worker must take some.
+    pub speculation: Option<SpeculationConfig>,
 }
 
 impl Default for EngineOptions {
@@ -46,6 +51,7 @@ impl Default for EngineOptions {
             policy: Policy::Fcfs,
             long_prefill_threshold: 0,
             seed: None,
+            speculation: None,
         }
     }
 }
@@ -90,6 +96,9 @@ pub struct Engine<W> {
     woken: Vec<Arc<Mailbox>>,
     counted: SchedulerCounters,
     out_of_memory: bool,
+    speculating: Option<Speculating>,
+    /// When the last step ended, while there was always another one after it.
+    last_end: Option<Duration>,
 }
 
 impl<W> std::fmt::Debug for Engine<W> {
@@ -154,11 +163,15 @@ impl<W: Worker> Engine<W> {
     /// `Engine` if the worker's sizes contradict each other.
     pub fn new(seat: EngineSeat, worker: W, options: EngineOptions, metrics: EngineMetrics) -> Result<Self> {
         let info = worker.info().clone();
-        if let Err(message) = info.validate() {
+        let checked = info.validate().and_then(|()| {
+            let config = options.speculation;
+            config.map(|config| Speculating::new(config, info.max_drafts, &metrics, &seat.shared)).transpose()
+        });
+        let speculating = checked.map_err(|message| {
             let error = Error::Engine { message };
             seat.shared.fail(error.clone());
-            return Err(error);
-        }
+            error
+        })?;
         let scheduler = Scheduler::new(scheduler_config(&info, &options));
         let rows = info.max_num_seqs as usize;
         // The seat is fresh, so nobody has set the info before.
@@ -179,6 +192,8 @@ impl<W: Worker> Engine<W> {
             woken: Vec::with_capacity(rows),
             counted: SchedulerCounters::default(),
             out_of_memory: false,
+            speculating,
+            last_end: None,
         })
     }
 
@@ -255,11 +270,16 @@ impl<W: Worker> Engine<W> {
             self.obey(command);
         }
         if self.scheduler.is_idle() && self.flight.is_empty() {
+            self.last_end = None;
+            if let Some(speculating) = &mut self.speculating {
+                speculating.report(&self.shared);
+            }
             self.report_load();
             return Ok(Turn::Idle);
         }
-        let started = self.shared.clock.now().as_nanos() as u64 + 1;
-        self.shared.step_started.store(started, Ordering::Release);
+        let now = self.shared.clock.now();
+        self.last_end.get_or_insert(now);
+        self.shared.step_started.store(now.as_nanos() as u64 + 1, Ordering::Release);
         let result = self.turn();
         self.shared.step_started.store(0, Ordering::Release);
         self.report_load();
@@ -278,11 +298,20 @@ impl<W: Worker> Engine<W> {
     }
 
     fn turn(&mut self) -> std::result::Result<(), WorkerError> {
+        if self.speculating.as_ref().is_some_and(Speculating::is_engaged) {
+            // Drafts follow what the step in flight will return, so there is no planning ahead of it.
+            while !self.flight.is_empty() {
+                self.collect_oldest()?;
+            }
+        }
         let mut plan = self.spare.pop().unwrap_or_default();
         let planned = self.scheduler.plan(&mut plan, self.shared.clock.now());
         if planned {
             let submitted = self.worker.submit(&plan);
             if submitted.is_ok() {
+                if let Some(speculating) = &mut self.speculating {
+                    speculating.follow(&plan);
+                }
                 self.flight.push_back(plan);
             } else {
                 self.spare.push(plan);
@@ -311,7 +340,14 @@ impl<W: Worker> Engine<W> {
         if collected.is_ok() {
             let now = self.shared.clock.now();
             self.scheduler.commit(&plan, &self.output, now, &mut self.events);
+            let elapsed = now.saturating_sub(self.last_end.replace(now).unwrap_or(now));
+            if let Some(speculating) = &mut self.speculating {
+                speculating.learn(&plan, &self.output, &self.events, elapsed);
+            }
             self.publish();
+            if let Some(speculating) = &mut self.speculating {
+                speculating.propose(&mut self.scheduler, &self.events, &self.shared);
+            }
         }
         self.spare.push(plan);
         collected
@@ -350,6 +386,9 @@ impl<W: Worker> Engine<W> {
                 if let Some(finish) = self.scheduler.finish_of(id, reason) {
                     count_finish(&self.metrics, &finish);
                     self.scheduler.abort(id);
+                    if let Some(speculating) = &mut self.speculating {
+                        speculating.forget(id);
+                    }
                 }
             }
             Command::ResetPrefixCache(answer) => {
@@ -374,7 +413,11 @@ impl<W: Worker> Engine<W> {
                 };
                 // The front end gave the request up; its command is on the way.
                 let Some(mailbox) = mailbox else { continue };
-                mailbox.append(|delta| extend(delta, event, &self.output));
+                let speculation = self.speculating.as_ref().and_then(|all| all.usage(event.request));
+                mailbox.append(|delta| {
+                    extend(delta, event, &self.output);
+                    delta.speculation = speculation.or_else(|| delta.speculation.take());
+                });
                 self.woken.push(mailbox);
                 iteration_tokens += observe(&self.metrics, event);
             }

@@ -8,7 +8,8 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use frizzen_core::{Clock, Error, FinishReason, Request, RequestId, Result};
+use frizzen_core::{Clock, Error, FinishReason, Request, RequestId, Result, Speculation};
+use frizzen_sched::speculation::SpeculationStatus;
 use rustc_hash::FxHashMap;
 
 use crate::mailbox::{Mailbox, OutputStream};
@@ -66,6 +67,7 @@ pub(crate) struct Shared {
     pub(crate) running: AtomicU64,
     pub(crate) waiting: AtomicU64,
     pub(crate) used_blocks: AtomicU64,
+    speculation: Mutex<Option<SpeculationStatus>>,
 }
 
 impl std::fmt::Debug for Shared {
@@ -88,6 +90,7 @@ impl Shared {
             running: AtomicU64::new(0),
             waiting: AtomicU64::new(0),
             used_blocks: AtomicU64::new(0),
+            speculation: Mutex::default(),
         }
     }
 
@@ -105,6 +108,10 @@ impl Shared {
         if !matches!(*phase, Health::Failed(_)) {
             *phase = next;
         }
+    }
+
+    pub(crate) fn set_speculation(&self, status: SpeculationStatus) {
+        *self.speculation.lock().unwrap_or_else(PoisonError::into_inner) = Some(status);
     }
 
     /// Ends every open stream with `reason`.
@@ -176,6 +183,11 @@ impl EngineHandle {
             used_blocks: self.shared.used_blocks.load(Ordering::Relaxed),
             total_blocks: total,
         }
+    }
+
+    /// How speculation was doing a few steps ago; `None` without a drafter.
+    pub fn speculation(&self) -> Option<SpeculationStatus> {
+        self.shared.speculation.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Streams that are open.
@@ -282,5 +294,19 @@ fn check_request(request: &Request, info: &WorkerInfo) -> Result<()> {
             format!("token id {id} is not below the vocabulary size {size}"),
         ));
     }
-    Ok(())
+    check_speculation(request.params.speculation, info.max_drafts)
+}
+
+fn check_speculation(asked: Option<Speculation>, max_drafts: u32) -> Result<()> {
+    let problem = match asked {
+        None | Some(Speculation::Off) => return Ok(()),
+        Some(_) if max_drafts == 0 => {
+            "needs a drafter, and the engine runs without one (--drafter)".to_owned()
+        }
+        Some(Speculation::MaxTokens(most)) if !(1..=max_drafts).contains(&most) => {
+            format!("max_tokens must be from 1 to {max_drafts}, got {most}")
+        }
+        Some(_) => return Ok(()),
+    };
+    Err(Error::invalid("speculation", format!("speculation {problem}")))
 }

@@ -13,6 +13,7 @@ use prometheus_client::metrics::histogram::Histogram;
 
 use crate::families::{Counters, Families, Histograms};
 use crate::label::{Label, Labels};
+use crate::speculation::{SpeculationFamilies, SpeculationMetrics};
 
 /// The shape of an engine's KV cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -82,6 +83,7 @@ pub struct EngineMetrics {
     prefill_time: Histogram,
     decode_time: Histogram,
     inference_time: Histogram,
+    speculation: SpeculationFamilies,
 }
 
 impl EngineMetrics {
@@ -129,6 +131,7 @@ impl EngineMetrics {
             prefill_time: histogram(&families.prefill_time),
             decode_time: histogram(&families.decode_time),
             inference_time: histogram(&families.inference_time),
+            speculation: SpeculationFamilies::new(families, labels),
         }
     }
 
@@ -165,6 +168,11 @@ impl EngineMetrics {
         self.prompt_computed.inc_by(computed);
         self.prompt_cache_hit.inc_by(cached);
         self.prompt_tokens_cached.inc_by(cached);
+    }
+
+    /// The instruments of speculation, for at most `max_drafts` drafts per row; made when the engine has a drafter.
+    pub fn speculation(&self, max_drafts: u32) -> SpeculationMetrics {
+        self.speculation.resolve(max_drafts)
     }
 
     /// Tokens generated.

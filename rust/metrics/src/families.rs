@@ -127,6 +127,18 @@ families! {
         Shared "prompt_tokens_cached" "Prompt tokens taken from a cache";
     generation_tokens: Counters = Counters::default(),
         Shared "generation_tokens" "Tokens generated";
+    spec_drafts: Counters = Counters::default(),
+        Shared "spec_decode_num_drafts" "Times that a request's drafts were verified";
+    spec_draft_tokens: Counters = Counters::default(),
+        Shared "spec_decode_num_draft_tokens" "Drafts that were verified";
+    spec_accepted_tokens: Counters = Counters::default(),
+        Shared "spec_decode_num_accepted_tokens" "Drafts that were right";
+    spec_accepted_per_position: Counters = Counters::default(),
+        Shared "spec_decode_num_accepted_tokens_per_pos" "Drafts that were right, by their place in the request's drafts";
+    spec_on: Gauges = Gauges::default(),
+        Own "speculation_on" "1 while requests that leave it to the server get drafts";
+    spec_saved: Ratios = Ratios::default(),
+        Own "speculation_saved_seconds" "Estimated time saved by drafts since the start, lost if negative";
     request_success: Counters = Counters::default(),
         Shared "request_success" "Requests that ended, by reason";
     iteration_tokens: Histograms = histograms(ITERATION_TOKENS),

@@ -2,6 +2,7 @@
 //!
 //! * [`engine`]: what one engine reports. Its handles are resolved once, when the engine is made, which also creates
 //!   every series at zero; nothing looks a label up while requests run.
+//! * `speculation`: what an engine with a drafter reports besides.
 //! * [`http`]: one count and two histograms per route, with labels that a client cannot grow.
 //! * [`families`]: the names, the help texts and the buckets. `vllm:` names are the same instruments registered twice.
 //! * [`text`]: the two text formats.
@@ -13,10 +14,12 @@ pub mod engine;
 mod families;
 pub mod http;
 mod label;
+mod speculation;
 pub mod text;
 
 pub use engine::{CacheConfig, EngineMetrics, FinishedRequest};
 pub use http::HttpMetrics;
+pub use speculation::SpeculationMetrics;
 pub use text::TextFormat;
 
 use prometheus_client::registry::Registry;

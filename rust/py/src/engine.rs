@@ -5,14 +5,17 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use frizzen_core::{Error, FinishReason, ParamLimits, Request, SamplingParams, SystemClock, TokenId};
-use frizzen_engine::{Engine, EngineHandle, EngineOptions, OutputStream, Turn, Worker, seat};
+use frizzen_engine::{
+    Engine, EngineHandle, EngineOptions, OutputStream, ResolvedSpeculation, SpeculationOptions, Turn, Worker,
+    seat,
+};
 use frizzen_metrics::{Metrics, MetricsOptions};
 use frizzen_text::{ChatTemplate, RenderRequest, StreamOptions, TextStream, Tokenizer};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use serde::Deserialize;
 
-use crate::error::{refused, to_py};
+use crate::error::{config_error, refused, to_py};
 use crate::gil::detached;
 use crate::output::{Collected, RequestOutput};
 use crate::worker::PyWorker;
@@ -29,6 +32,8 @@ pub(crate) struct EngineSettings {
     pub enable_prefix_caching: bool,
     pub overlap: bool,
     pub seed: Option<u64>,
+    #[serde(flatten)]
+    pub speculation: SpeculationOptions,
 }
 
 impl Default for EngineSettings {
@@ -39,6 +44,7 @@ impl Default for EngineSettings {
             enable_prefix_caching: true,
             overlap: false,
             seed: None,
+            speculation: SpeculationOptions::default(),
         }
     }
 }
@@ -101,6 +107,15 @@ pub(crate) fn resolve(py: Python<'_>, model: &str) -> PyResult<String> {
     path.str()?.extract()
 }
 
+/// The worker's configuration with the drafts that it has to verify.
+fn with_drafts(config_json: &str, speculation: Option<ResolvedSpeculation>) -> PyResult<String> {
+    let Some(speculation) = speculation else { return Ok(config_json.to_owned()) };
+    let mut config: serde_json::Value = serde_json::from_str(config_json)
+        .map_err(|error| PyValueError::new_err(format!("engine config: {error}")))?;
+    config["max_drafts"] = speculation.max_drafts.into();
+    Ok(config.to_string())
+}
+
 /// Seconds since 1970 on the wall clock of this machine's time zone, for templates that show the date.
 fn local_time(py: Python<'_>) -> PyResult<i64> {
     let time = py.import("time")?;
@@ -131,7 +146,8 @@ impl PyEngine {
         let path = resolve(py, settings.tokenizer.as_deref().unwrap_or(&settings.model))?;
         // The tokenizer is parsed while torch is imported and the weights are read.
         let text = std::thread::spawn(move || load_text(Path::new(&path)));
-        let worker = PyWorker::build(py, config_json)?;
+        let speculation = settings.speculation.resolve().map_err(|message| config_error(py, &message))?;
+        let worker = PyWorker::build(py, &with_drafts(config_json, speculation)?)?;
         let (tokenizer, template) =
             text.join().map_err(|_| PyRuntimeError::new_err("loading the tokenizer panicked"))?;
         let (handle, seat) = seat(Arc::new(SystemClock::new()), usize::MAX);
@@ -141,6 +157,7 @@ impl PyEngine {
             overlap: settings.overlap,
             prefix_caching: settings.enable_prefix_caching,
             seed: settings.seed,
+            speculation: speculation.map(|resolved| resolved.config),
             ..EngineOptions::default()
         };
         let engine =

@@ -15,7 +15,16 @@ pub(crate) fn to_py(py: Python<'_>, error: &Error) -> PyErr {
 
 /// A `frizzen.errors.RequestError`.
 pub(crate) fn refused(py: Python<'_>, text: &str) -> PyErr {
-    let class = py.import("frizzen.errors").and_then(|module| module.getattr("RequestError"));
+    ours(py, "RequestError", text)
+}
+
+/// A `frizzen.errors.ConfigError`.
+pub(crate) fn config_error(py: Python<'_>, text: &str) -> PyErr {
+    ours(py, "ConfigError", text)
+}
+
+fn ours(py: Python<'_>, class: &str, text: &str) -> PyErr {
+    let class = py.import("frizzen.errors").and_then(|module| module.getattr(class));
     match class.and_then(|class| class.call1((text,))) {
         Ok(exception) => PyErr::from_value(exception),
         Err(_) => PyValueError::new_err(text.to_owned()),

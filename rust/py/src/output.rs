@@ -1,6 +1,7 @@
 //! What `Engine.generate` returns.
 
 use frizzen_core::{FinishReason, OutputDelta, StopReason, TokenId, TokenLogprobs};
+use frizzen_server::output::usage::speculation_json;
 use pyo3::IntoPyObject;
 use pyo3::prelude::*;
 
@@ -47,6 +48,9 @@ pub(crate) struct RequestOutput {
     /// Prompt tokens taken from the prefix cache.
     #[pyo3(get)]
     cached_tokens: u32,
+    /// What speculation did, as JSON, if the request spoke of it.
+    #[pyo3(get)]
+    speculation_json: Option<String>,
     logprobs: Option<Vec<Py<TokenLogprob>>>,
     prompt_logprobs: Option<Vec<Py<TokenLogprob>>>,
 }
@@ -92,6 +96,7 @@ impl RequestOutput {
             text,
             finish_reason,
             stop_reason,
+            speculation_json: all.speculation.as_deref().map(|usage| speculation_json(usage).to_string()),
             cached_tokens: all.prefill.map_or(0, |prefill| prefill.cached_tokens),
             logprobs: logprobs.then(|| scored(&token_ids, &all.logprobs)).transpose()?,
             prompt_logprobs: prompt_logprobs

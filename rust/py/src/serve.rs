@@ -46,6 +46,10 @@ pub(crate) fn serve(py: Python<'_>, argv: Vec<String>) -> PyResult<u8> {
         }
     };
     logging::init();
+    if let Err(refusal) = config.speculation.resolve() {
+        tracing::error!("{refusal}");
+        return Ok(2);
+    }
     detached(py, || run(&config)).map_err(|error| PyRuntimeError::new_err(error.to_string()))
 }
 
@@ -115,13 +119,14 @@ fn run_engine(
         let template = config.http.chat_template.clone();
         let text = thread::spawn(move || load_text(&path, template.as_deref()));
         handle.set_loading("importing torch and loading the weights");
-        let worker = PyWorker::build(py, &config.engine_json()).map_err(fail)?;
+        let speculation = config.speculation.resolve().map_err(|message| Error::Engine { message })?;
+        let worker = PyWorker::build(py, &config.engine_json(speculation)).map_err(fail)?;
         let text = text
             .join()
             .map_err(|_| Error::Engine { message: "loading the tokenizer panicked".to_owned() })?;
         state.set_text(text?);
         publish_plan(&state.metrics, worker.info());
-        let options = config.engine_options();
+        let options = config.engine_options(speculation);
         detached(py, || {
             let mut engine = Engine::new(seat, worker, options, state.engine_metrics.clone())?;
             state.metrics.cache_config(0, &engine.cache_config());

@@ -6,7 +6,7 @@
 use frizzen_core::TokenId;
 
 /// The finaliser of the `SplitMix64` generator (Steele, Lea and Flood, 2014): a bijection with good avalanche.
-const fn mix(mut z: u64) -> u64 {
+pub(crate) const fn mix(mut z: u64) -> u64 {
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     z ^ (z >> 31)

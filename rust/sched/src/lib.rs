@@ -4,17 +4,21 @@
 //! * [`scheduler`]: requests and their queues; [`Scheduler::plan`] moves each request's computed tokens
 //!   towards its known ones under a token budget; [`commit`] takes results over.
 //! * [`pool`]: KV blocks and the prefix cache.
+//! * [`draft`]: what may come next, by what followed the same tokens before.
 //! * [`draw`]: random draws as a function of (seed, position).
+//! * [`speculation`]: who gets how many drafts, what they cost and what they gained.
 //! * [`sim`]: a stand-in for a model, whose text is wrong as soon as a block or a token is.
 
 pub mod commit;
 pub mod config;
+pub mod draft;
 pub mod draw;
 pub mod plan;
 mod planner;
 pub mod pool;
 pub mod scheduler;
 pub mod sim;
+pub mod speculation;
 mod state;
 
 pub use commit::{Finish, FirstToken, RowEvent};

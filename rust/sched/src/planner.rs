@@ -79,13 +79,23 @@ impl Scheduler {
             if self.state(slot).row.is_none() {
                 continue;
             }
-            let num_tokens = self.share_of(slot, *budget);
+            let num_tokens = self.without_costly_drafts(slot, self.share_of(slot, *budget));
             if num_tokens > 0 && self.make_room(slot, num_tokens, budget) {
                 self.extend_blocks(plan, slot, num_tokens);
                 self.take_share(slot, num_tokens, budget);
             }
         }
         self.queue = queue;
+    }
+
+    /// The share without its drafts if these would take blocks from somebody: a guess is not worth a preemption.
+    fn without_costly_drafts(&mut self, slot: usize, num_tokens: u32) -> u32 {
+        if self.missing_blocks(slot, num_tokens) <= self.pool.free() {
+            return num_tokens;
+        }
+        let state = self.state_mut(slot);
+        state.drafts.clear();
+        num_tokens.min(state.wanted())
     }
 
     /// Preempts until the request's next tokens have blocks. False if the request itself had to go.

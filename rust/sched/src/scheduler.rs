@@ -133,6 +133,12 @@ impl Scheduler {
         }
     }
 
+    /// Drafts that could be verified after the tokens known now without passing the request's end; 0 if it has no row.
+    pub fn draft_room(&self, id: RequestId) -> u32 {
+        let state = self.index.get(&id).map(|slot| self.state(*slot)).filter(|state| state.row.is_some());
+        state.map_or(0, |state| state.max_total.saturating_sub(state.known() + 1))
+    }
+
     /// Forgets every cached prefix; false while a block is in use.
     pub fn reset_prefix_cache(&mut self) -> bool {
         self.pool.reset()

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use axum::http::HeaderValue;
 use clap::{Args, ValueEnum};
-use frizzen_engine::EngineOptions;
+use frizzen_engine::{EngineOptions, ResolvedSpeculation, SpeculationOptions};
 use frizzen_metrics::MetricsOptions;
 use frizzen_sched::Policy;
 use serde::Serialize;
@@ -24,6 +24,9 @@ pub struct ServerConfig {
     /// How the engine schedules.
     #[command(flatten)]
     pub scheduling: SchedulingArgs,
+    /// Drafts.
+    #[command(flatten)]
+    pub speculation: SpeculationArgs,
     /// How it is served.
     #[command(flatten)]
     pub http: HttpArgs,
@@ -142,6 +145,40 @@ impl SchedulingArgs {
     }
 }
 
+/// Flags of speculative decoding.
+#[derive(Args, Clone, Debug, Default)]
+#[command(next_help_heading = "Speculation")]
+pub struct SpeculationArgs {
+    /// Who proposes tokens ahead: ngram (what followed the same tokens in this text) or suffix (also in recent outputs)
+    #[arg(long, value_name = "NAME")]
+    pub drafter: Option<String>,
+    /// Drafts of requests that do not say: off (the default), auto (as many as pay off by measured time), or a number
+    #[arg(long, value_name = "off|auto|K")]
+    pub speculation: Option<String>,
+    /// The same as vLLM's JSON object, for the methods ngram and suffix
+    #[arg(long, value_name = "JSON", conflicts_with = "drafter")]
+    pub speculative_config: Option<String>,
+    /// Force this many tokens per request and step, for studies of speed; the text means nothing
+    #[arg(long, value_name = "TOKENS", value_parser = parse_acceptance)]
+    pub spec_synthetic_acceptance: Option<f64>,
+}
+
+impl SpeculationArgs {
+    /// What the flags amount to.
+    ///
+    /// # Errors
+    /// A sentence that names the flag's field, the value and what is possible.
+    pub fn resolve(&self) -> Result<Option<ResolvedSpeculation>, String> {
+        let options = SpeculationOptions {
+            drafter: self.drafter.clone(),
+            speculation: self.speculation.clone().map(Into::into),
+            speculative_config: self.speculative_config.clone(),
+            spec_synthetic_acceptance: self.spec_synthetic_acceptance,
+        };
+        options.resolve()
+    }
+}
+
 /// Names under which metrics are emitted besides `frizzen:`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum MetricsCompat {
@@ -201,9 +238,10 @@ impl ServerConfig {
         }
     }
 
-    /// How the engine's loop runs.
-    pub fn engine_options(&self) -> EngineOptions {
+    /// How the engine's loop runs; `speculation` is what its flags amount to.
+    pub fn engine_options(&self, speculation: Option<ResolvedSpeculation>) -> EngineOptions {
         EngineOptions {
+            speculation: speculation.map(|resolved| resolved.config),
             overlap: self.scheduling.overlap,
             prefix_caching: self.scheduling.prefix_caching(),
             policy: match self.scheduling.scheduling_policy {
@@ -224,7 +262,7 @@ impl ServerConfig {
     }
 
     /// The worker's configuration: a JSON object with the fields that were given.
-    pub fn engine_json(&self) -> String {
+    pub fn engine_json(&self, speculation: Option<ResolvedSpeculation>) -> String {
         #[derive(Serialize)]
         struct Fields<'a> {
             #[serde(flatten)]
@@ -232,6 +270,10 @@ impl ServerConfig {
             served_model_name: &'a str,
             enable_prefix_caching: bool,
             overlap: bool,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            max_drafts: Option<u32>,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            spec_synthetic_acceptance: Option<f64>,
         }
         let engine = EngineArgs { model: Some(self.engine.model().to_owned()), ..self.engine.clone() };
         let names = self.model_names();
@@ -240,6 +282,8 @@ impl ServerConfig {
             served_model_name: &names[0],
             enable_prefix_caching: self.scheduling.prefix_caching(),
             overlap: self.scheduling.overlap,
+            max_drafts: speculation.map(|resolved| resolved.max_drafts),
+            spec_synthetic_acceptance: self.speculation.spec_synthetic_acceptance,
         })
         .expect("strings, numbers and booleans are always JSON")
     }
@@ -281,6 +325,11 @@ fn scaled(digits: &str, scale: f64) -> Option<u64> {
     let scaled = value * scale;
     // Above 2^53 the product is no longer exact; nothing that is counted here comes near.
     (scaled.is_finite() && (0.0..9e15).contains(&scaled) && scaled.fract() == 0.0).then_some(scaled as u64)
+}
+
+fn parse_acceptance(text: &str) -> Result<f64, String> {
+    let value = text.parse().ok().filter(|value: &f64| value.is_finite() && *value >= 1.0);
+    value.ok_or_else(|| format!("'{text}' is not a number of at least 1"))
 }
 
 fn parse_origin(text: &str) -> Result<String, String> {
@@ -330,7 +379,7 @@ mod tests {
 
     #[test]
     fn only_what_was_given_reaches_the_worker() {
-        let json = parse(&["smollm2-135m"]).engine_json();
+        let json = parse(&["smollm2-135m"]).engine_json(None);
         let fields: serde_json::Value = serde_json::from_str(&json).unwrap();
         assert_eq!(
             fields,
@@ -355,7 +404,7 @@ mod tests {
             "--overlap",
             "--strict",
         ])
-        .engine_json();
+        .engine_json(None);
         let fields: serde_json::Value = serde_json::from_str(&json).unwrap();
         assert_eq!(
             fields,
@@ -381,6 +430,31 @@ mod tests {
         let error =
             Cli::try_parse_from(["serve", "m", "--tool-call-parser", "nobody"]).map(|_| ()).unwrap_err();
         assert!(error.to_string().contains("hermes"), "{error}");
+    }
+
+    #[test]
+    fn speculation_flags_reach_the_loop_and_the_worker() {
+        let config = parse(&[
+            "m",
+            "--drafter",
+            "suffix",
+            "--speculation",
+            "auto",
+            "--spec-synthetic-acceptance",
+            "2.5",
+        ]);
+        let resolved = config.speculation.resolve().unwrap();
+        assert_eq!(config.engine_options(resolved).speculation, resolved.map(|resolved| resolved.config));
+        let fields: serde_json::Value = serde_json::from_str(&config.engine_json(resolved)).unwrap();
+        assert_eq!((&fields["max_drafts"], &fields["spec_synthetic_acceptance"]), (&16.into(), &2.5.into()));
+        let vllm = r#"{"method": "ngram", "num_speculative_tokens": 3}"#;
+        let resolved = parse(&["m", "--speculative-config", vllm]).speculation.resolve().unwrap();
+        assert_eq!(resolved.map(|resolved| resolved.max_drafts), Some(3));
+        assert!(parse(&["m", "--speculation", "auto"]).speculation.resolve().is_err());
+        for bad in [["m", "--spec-synthetic-acceptance", "0.5"], ["m", "--spec-synthetic-acceptance", "nan"]]
+        {
+            assert!(Cli::try_parse_from(std::iter::once(&"serve").chain(&bad)).is_err(), "{bad:?}");
+        }
     }
 
     #[test]

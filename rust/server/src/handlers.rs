@@ -140,6 +140,35 @@ pub async fn plan(State(state): State<SharedState>) -> Answer {
     Ok(to_json(&state.model()?.0.plan))
 }
 
+/// `GET /v1/speculation`
+pub async fn speculation(State(state): State<SharedState>) -> Answer {
+    state.model()?;
+    let Some(status) = state.engine.speculation() else { return Ok(to_json(&json!({"drafter": null}))) };
+    let totals = &status.totals;
+    let steps = status.step_seconds.iter().map(|(length, seconds)| json!([length, seconds * 1e3]));
+    let chances = status.first_draft_chance.iter().map(|(matched, chance)| json!([matched, chance]));
+    Ok(to_json(&json!({
+        "drafter": status.drafter,
+        "default": status.default,
+        "auto": {
+            "on": status.on,
+            "reason": status.reason.code(),
+            "expected_gain": status.expected_gain,
+            "account_steps": status.account,
+        },
+        "rows": status.rows,
+        "step_ms_by_drafts_per_row": steps.collect::<Vec<_>>(),
+        "first_draft_chance_by_match": chances.collect::<Vec<_>>(),
+        "totals": {
+            "drafted_rows": totals.drafted_rows,
+            "drafts": totals.drafts,
+            "accepted": totals.accepted,
+            "accepted_by_position": totals.accepted_at,
+            "saved_ms": totals.saved * 1e3,
+        },
+    })))
+}
+
 /// `POST /reset_prefix_cache`
 pub async fn reset_prefix_cache(State(state): State<SharedState>) -> Answer {
     state.model()?;

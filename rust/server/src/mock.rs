@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use frizzen_core::SystemClock;
+use frizzen_core::{Error, SystemClock};
 use frizzen_engine::mock::{MockWorker, mock_info};
 use frizzen_engine::{Engine, WorkerInfo, seat};
 use frizzen_metrics::Metrics;
@@ -89,9 +89,12 @@ pub fn start(
     let (handle, seat) = seat(Arc::new(SystemClock::new()), config.scheduling.max_queue);
     let state = AppState::new(config, handle, Arc::clone(&metrics));
     state.set_text(text);
-    let options = config.engine_options();
+    let speculation = config.speculation.resolve();
+    let config = config.clone();
     let engine_metrics = metrics.engine(0);
     let thread = std::thread::spawn(move || {
+        let speculation = speculation.map_err(|message| Error::Engine { message })?;
+        let options = config.engine_options(speculation);
         let mut engine = Engine::new(seat, worker, options, engine_metrics)?;
         metrics.cache_config(0, &engine.cache_config());
         engine.run()

@@ -57,6 +57,8 @@ pub enum Endpoint {
     Parse,
     /// The kernel plan.
     Plan,
+    /// How speculation fares.
+    Speculation,
     /// Forget cached prefixes.
     ResetPrefixCache,
     /// Known from the peers, and not served: 501.
@@ -113,6 +115,7 @@ pub const ROUTES: &[Route] = &[
     post("/detokenize", Endpoint::Detokenize, "the text of ids"),
     post("/v1/parse", Endpoint::Parse, "the message that the parsers make of a text"),
     get("/v1/plan", Endpoint::Plan, "which kernel serves each operation, and why"),
+    get("/v1/speculation", Endpoint::Speculation, "who drafts, whether it pays off, and why"),
     post("/reset_prefix_cache", Endpoint::ResetPrefixCache, "forget cached prefixes, if no request runs"),
     post("/flush_cache", Endpoint::ResetPrefixCache, "another name of /reset_prefix_cache"),
     absent(1, get("/openapi.json", NONE, "the OpenAPI description")),
@@ -206,6 +209,7 @@ fn method_router(route: &Route) -> MethodRouter<SharedState> {
         Endpoint::Detokenize => on(filter, handlers::detokenize),
         Endpoint::Parse => on(filter, handlers::parse),
         Endpoint::Plan => on(filter, handlers::plan),
+        Endpoint::Speculation => on(filter, handlers::speculation),
         Endpoint::ResetPrefixCache => on(filter, handlers::reset_prefix_cache),
         Endpoint::Unsupported => on(filter, unsupported),
     }

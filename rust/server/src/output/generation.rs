@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::pin::pin;
 use std::task::{Context, Poll};
 
-use frizzen_core::{FinishReason, OutputDelta, StopReason, TokenId, TokenLogprobs};
+use frizzen_core::{FinishReason, OutputDelta, SpeculationUsage, StopReason, TokenId, TokenLogprobs};
 use frizzen_engine::OutputStream;
 use frizzen_text::TextStream;
 
@@ -64,6 +64,8 @@ pub struct Generation {
     /// Per prompt: the fewest tokens that any of its samples found cached. Samples share their prompt, so what the
     /// first one computed is no cache hit of the request.
     cached: Vec<Option<u32>>,
+    /// Per sample, what speculation did so far.
+    speculation: Vec<Option<Box<SpeculationUsage>>>,
     /// Where the next poll begins, so that no sample starves the others.
     next: usize,
 }
@@ -72,7 +74,9 @@ impl Generation {
     /// Merges `samples`; `prompt_tokens` counts each prompt once.
     pub fn new(samples: Vec<Sample>, ending: Ending, prompt_tokens: u64) -> Self {
         let prompts = samples.iter().map(|sample| sample.prompt + 1).max().unwrap_or(0);
-        Self { samples, ending, prompt_tokens, completion_tokens: 0, cached: vec![None; prompts], next: 0 }
+        let speculation = vec![None; samples.len()];
+        let cached = vec![None; prompts];
+        Self { samples, ending, prompt_tokens, completion_tokens: 0, cached, speculation, next: 0 }
     }
 
     /// Number of choices.
@@ -86,6 +90,11 @@ impl Generation {
             prompt: self.prompt_tokens,
             completion: self.completion_tokens,
             cached: self.cached.iter().flatten().map(|cached| u64::from(*cached)).sum(),
+            speculation: self.speculation.iter().flatten().fold(None, |sum, usage| {
+                let mut sum = sum.unwrap_or_else(SpeculationUsage::default);
+                sum.add(usage);
+                Some(sum)
+            }),
         }
     }
 
@@ -110,7 +119,10 @@ impl Generation {
         if ended == count { Poll::Ready(None) } else { Poll::Pending }
     }
 
-    fn take(&mut self, index: usize, delta: OutputDelta) -> Result<ChoiceDelta, ApiError> {
+    fn take(&mut self, index: usize, mut delta: OutputDelta) -> Result<ChoiceDelta, ApiError> {
+        if delta.speculation.is_some() {
+            self.speculation[index] = delta.speculation.take();
+        }
         let sample = &mut self.samples[index];
         if let Some(FinishReason::Error(error)) = delta.finish {
             return Err(error.into());

@@ -1,9 +1,11 @@
 //! Token counts of a request.
 
+use frizzen_core::SpeculationUsage;
+
 use crate::json;
 
 /// What `usage` shows.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Usage {
     /// Tokens of all prompts; a prompt counts once, however many samples it has.
     pub prompt: u64,
@@ -11,6 +13,8 @@ pub struct Usage {
     pub completion: u64,
     /// Prompt tokens that nobody computed for this request.
     pub cached: u64,
+    /// Of all choices, if the request spoke of speculation.
+    pub speculation: Option<SpeculationUsage>,
 }
 
 impl Usage {
@@ -25,8 +29,26 @@ impl Usage {
             out.extend_from_slice(name);
             json::integer(out, value);
         }
-        out.extend_from_slice(b"}}");
+        out.push(b'}');
+        if let Some(speculation) = &self.speculation {
+            out.extend_from_slice(b",\"speculation\":");
+            out.extend_from_slice(speculation_json(speculation).to_string().as_bytes());
+        }
+        out.push(b'}');
     }
+}
+
+/// `lengths` and `reasons` count steps; `saved_ms` is negative if drafts cost time.
+pub fn speculation_json(usage: &SpeculationUsage) -> serde_json::Value {
+    let lengths = usage.lengths().map(|(length, steps)| (length.to_string(), steps.into()));
+    let reasons = usage.reasons().map(|(reason, steps)| (reason.code().to_owned(), steps.into()));
+    serde_json::json!({
+        "drafts": usage.drafts,
+        "accepted": usage.accepted,
+        "saved_ms": (usage.saved * 1e6).round() / 1e3,
+        "lengths": lengths.collect::<serde_json::Map<_, _>>(),
+        "reasons": reasons.collect::<serde_json::Map<_, _>>(),
+    })
 }
 
 #[cfg(test)]
@@ -36,7 +58,7 @@ mod tests {
     #[test]
     fn cached_tokens_are_shown_even_if_zero_vllm_ascend_9911() {
         let mut out = Vec::new();
-        Usage { prompt: 3, completion: 4, cached: 0 }.write(&mut out);
+        Usage { prompt: 3, completion: 4, ..Usage::default() }.write(&mut out);
         let usage: serde_json::Value = serde_json::from_slice(&out).unwrap();
         assert_eq!(
             usage,

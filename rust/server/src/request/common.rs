@@ -1,10 +1,10 @@
 //! The fields that both dialects share.
 
-use frizzen_core::{ParamLimits, SamplingParams};
+use frizzen_core::{ParamLimits, SamplingParams, Speculation};
 use frizzen_text::parse::Format;
 use serde_json::Value;
 
-use crate::error::{ApiError, quoted};
+use crate::error::{ApiError, quoted, shortened};
 use crate::request::fields::Fields;
 
 /// Most samples of one prompt.
@@ -131,7 +131,19 @@ fn sampling(fields: &mut Fields, vocab: u32) -> Result<SamplingParams, ApiError>
         prompt_logprobs: fields.integer("prompt_logprobs", 0..=u32::MAX)?,
         logit_bias: logit_bias(fields, vocab)?,
         allowed_token_ids: fields.token_ids("allowed_token_ids", vocab)?,
+        speculation: speculation(fields)?,
         ..base
+    })
+}
+
+/// What the engine can do of it is checked where the request is submitted.
+fn speculation(fields: &mut Fields) -> Result<Option<Speculation>, ApiError> {
+    let Some(value) = fields.take("speculation") else { return Ok(None) };
+    serde_json::from_value(value.clone()).map(Some).map_err(|_| {
+        let text = value.to_string();
+        let got = shortened(&text, 64);
+        let message = format!("speculation must be \"off\", \"auto\" or {{\"max_tokens\": k}}, got {got}");
+        ApiError::invalid("speculation", message)
     })
 }
 

@@ -199,7 +199,7 @@ pub const FIELDS: &[Field] = &[
     both("session_id", Ignored("prefixes are cached by content")),
     both("skip_special_tokens", Yes),
     both("spaces_between_special_tokens", Ignored("the tokenizer's own decoder decides")),
-    both("speculation", later(Off::Text("off"), "speculative decoding is not supported")),
+    both("speculation", Yes),
     both("stop", Yes),
     chat("stop_in_reasoning", Yes),
     both("stop_token_ids", Yes),

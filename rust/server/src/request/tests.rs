@@ -144,6 +144,18 @@ fn bounds_of_every_sampling_field_vllm_47494() {
         ("prompt_logprobs", &[json!(0), json!(20)], &[json!(-1), json!(21)]),
         ("cache_salt", &[json!("s"), json!("é".repeat(128))], &[json!(""), json!("é".repeat(129))]),
         ("stream_options", &[], &[json!({}), json!({"include_usage": true})]),
+        (
+            "speculation",
+            &[json!("off"), json!("auto"), json!({"max_tokens": 3})],
+            &[
+                json!("on"),
+                json!(3),
+                json!({}),
+                json!({"max_tokens": -1}),
+                json!({"max_tokens": "3"}),
+                json!({"min": 1}),
+            ],
+        ),
         ("priority", &[json!(0)], &[json!(1), json!(2_147_483_648_i64)]),
     ];
     for dialect in BOTH {

@@ -1,0 +1,1 @@
+"""Speculation in the worker: which drafts count."""

@@ -1,0 +1,55 @@
+//! Drafts between commit and plan: who gets how many, what they cost, what they gained.
+//!
+//! * [`Speculator`]: follows requests, proposes, labels, keeps each request's account.
+//! * [`guard`]: decides about drafts of requests that leave it to the server, by measured time.
+//! * [`cost`]: the time of a step over rows and drafts, fitted online.
+//! * [`acceptance`]: the chance of each draft, from match lengths and outcomes.
+//! * [`choose`]: the lengths that give the most tokens per second.
+//!
+//! Pure: no threads, and time comes in with each step. Nothing in here can change a text: drafts are verified.
+
+pub mod acceptance;
+pub mod choose;
+pub mod cost;
+pub mod guard;
+mod speculator;
+
+pub use guard::{Guard, ModeChange};
+pub use speculator::{SpeculationStatus, SpeculationTotals, Speculator};
+
+use frizzen_core::Speculation;
+
+use crate::draft::{Drafter, Ngram, NgramConfig, Suffix, SuffixConfig};
+
+/// Which drafter, and how it looks.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum DrafterConfig {
+    /// Prompt lookup.
+    Ngram(NgramConfig),
+    /// Suffix matches in the request's own text and in recent outputs.
+    Suffix(SuffixConfig),
+}
+
+impl DrafterConfig {
+    /// The drafter.
+    ///
+    /// # Errors
+    /// A sentence that names the value and its limit.
+    pub fn build(&self) -> Result<Box<dyn Drafter>, String> {
+        Ok(match self {
+            Self::Ngram(config) => Box::new(Ngram::new(*config)?),
+            Self::Suffix(config) => Box::new(Suffix::new(*config)?),
+        })
+    }
+}
+
+/// How an engine speculates.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SpeculationConfig {
+    /// Who proposes.
+    pub drafter: DrafterConfig,
+    /// What a request gets that says nothing.
+    pub default: Speculation,
+    /// Fill proposals up to their length, so that forced acceptance can be studied at every length.
+    pub fill: bool,
+}

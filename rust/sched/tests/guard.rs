@@ -1,0 +1,221 @@
+//! The guard on simulated machines, on a virtual clock: never noticeably slower than without drafts, close to the best
+//! constant length, and back when things change.
+
+use frizzen_core::SpeculationReason as Reason;
+use frizzen_sched::speculation::acceptance::{Acceptance, OwnAcceptance};
+use frizzen_sched::speculation::choose::Offer;
+use frizzen_sched::speculation::guard::{Fixed, Guard, MeasuredStep};
+
+/// Drafts that are offered per row.
+const K: usize = 8;
+
+/// How the time of a step grows with its tokens, in milliseconds.
+#[derive(Clone, Copy, Debug)]
+enum Machine {
+    /// Weights dominate until the arithmetic does.
+    Dense { knee: f64 },
+    /// 128 experts of which each token reads 8: the weights read grow with the distinct experts.
+    Moe,
+    /// Every token costs the same: a small model on a processor.
+    Linear,
+}
+
+impl Machine {
+    fn ms(self, tokens: f64) -> f64 {
+        match self {
+            Self::Dense { knee } => 10.0 + 0.01 * tokens + 0.1 * (tokens - knee).max(0.0),
+            Self::Moe => {
+                let distinct = 128.0 * (1.0 - (1.0_f64 - 8.0 / 128.0).powf(tokens));
+                2.0 + 0.1 * distinct + 0.004 * tokens
+            }
+            Self::Linear => 3.0 + 4.0 * tokens,
+        }
+    }
+}
+
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> f64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 11) as f64 / (1u64 << 53) as f64
+    }
+}
+
+/// The chance of a draft that gives this many tokens per verification of `K` drafts.
+fn chance_for(mean: f64) -> f64 {
+    let (mut low, mut high) = (0.0, 1.0);
+    for _ in 0..60 {
+        let middle = f64::midpoint(low, high);
+        if expected(middle, K) > mean { high = middle } else { low = middle }
+    }
+    low
+}
+
+/// Tokens per row and step with `k` drafts of this chance.
+fn expected(chance: f64, k: usize) -> f64 {
+    (0..=k as i32).map(|at| chance.powi(at)).sum()
+}
+
+/// A server whose rows all behave alike.
+struct Simulation {
+    guard: Guard,
+    acceptance: Acceptance,
+    own: Vec<OwnAcceptance>,
+    random: Random,
+    ms: f64,
+    tokens: f64,
+    drafts: u64,
+}
+
+impl Simulation {
+    fn new(seed: u64) -> Self {
+        Self {
+            guard: Guard::default(),
+            acceptance: Acceptance::default(),
+            own: vec![OwnAcceptance::default(); 256],
+            random: Random(seed),
+            ms: 0.0,
+            tokens: 0.0,
+            drafts: 0,
+        }
+    }
+
+    /// Runs steps. `extra` is what a step with drafts costs besides its tokens, as a share of its time.
+    fn run(&mut self, steps: usize, rows: usize, chance: f64, machine: Machine, extra: f64) {
+        let mut lengths = Vec::new();
+        let mut offers = vec![Offer::default(); rows];
+        for _ in 0..steps {
+            for (own, offer) in self.own.iter().zip(&mut offers) {
+                self.acceptance.survival(own, 8, K, &mut offer.survival);
+            }
+            self.guard.choose(rows, Fixed::default(), &offers, &mut lengths);
+            let drafts: u32 = lengths.iter().sum();
+            let mut tokens = rows;
+            for (own, length) in self.own.iter_mut().zip(&lengths) {
+                for at in 0..K {
+                    let right = self.random.next() < chance;
+                    self.acceptance.label(own, 8, at, right);
+                    if !right {
+                        break;
+                    }
+                    tokens += usize::from(at < *length as usize);
+                }
+            }
+            let noise = 0.95 + 0.1 * self.random.next();
+            let slower = if drafts > 0 { 1.0 + extra } else { 1.0 };
+            let ms = machine.ms(rows as f64 + f64::from(drafts)) * noise * slower;
+            self.guard.measure(&MeasuredStep {
+                rows,
+                drafts: drafts as usize,
+                tokens,
+                seconds: ms / 1e3,
+                governed: true,
+            });
+            self.ms += ms;
+            self.tokens += tokens as f64;
+            self.drafts += u64::from(drafts);
+        }
+    }
+
+    /// Tokens per millisecond since the last call.
+    fn rate(&mut self) -> f64 {
+        let rate = self.tokens / self.ms;
+        (self.ms, self.tokens, self.drafts) = (0.0, 0.0, 0);
+        rate
+    }
+}
+
+fn constant_rate(rows: usize, chance: f64, machine: Machine, k: usize) -> f64 {
+    rows as f64 * expected(chance, k) / machine.ms((rows * (k + 1)) as f64)
+}
+
+#[test]
+fn never_slower_than_off_and_close_to_the_best_constant_length_in_every_cell() {
+    let machines =
+        [Machine::Dense { knee: 64.0 }, Machine::Dense { knee: 1000.0 }, Machine::Moe, Machine::Linear];
+    for machine in machines {
+        for rows in [1, 8, 32, 128] {
+            for mean in [1.2, 2.0, 3.0, 4.0] {
+                let chance = chance_for(mean);
+                let mut simulation = Simulation::new(rows as u64 + mean as u64);
+                simulation.run(if rows > 32 { 800 } else { 1500 }, rows, chance, machine, 0.0);
+                let rate = simulation.rate();
+                let off = constant_rate(rows, chance, machine, 0);
+                let best = (0..=K).map(|k| constant_rate(rows, chance, machine, k)).fold(0.0, f64::max);
+                assert!(
+                    rate >= 0.98 * off && rate >= 0.95 * best,
+                    "{machine:?}, {rows} rows, {mean}: {:.3} of off, {:.3} of the best constant length",
+                    rate / off,
+                    rate / best
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn drafts_stop_when_verifying_becomes_dear_and_come_back_when_it_is_cheap_again() {
+    let machine = Machine::Dense { knee: 64.0 };
+    let chance = chance_for(3.0);
+    let mut simulation = Simulation::new(1);
+    simulation.run(1000, 4, chance, machine, 0.0);
+    assert!(simulation.guard.is_on());
+    simulation.rate();
+    // Another tenant, say: a step with drafts takes four times as long, a plain one as long as before.
+    simulation.run(2000, 4, chance, machine, 3.0);
+    assert!(!simulation.guard.is_on());
+    assert!(matches!(simulation.guard.reason(), Reason::BelowBreakEven | Reason::MeasuredLoss));
+    let off = constant_rate(4, chance, machine, 0);
+    let rate = simulation.rate();
+    assert!(rate >= 0.98 * off, "{:.3} of off", rate / off);
+    simulation.run(4000, 4, chance, machine, 0.0);
+    assert!(simulation.guard.is_on(), "drafts did not come back: {:?}", simulation.guard);
+    let changes: Vec<_> = simulation.guard.take_changes().iter().map(|change| change.on).collect();
+    assert!(changes.windows(2).all(|pair| pair[0] != pair[1]), "{changes:?}");
+    assert!(changes.len() <= 7, "{changes:?} flaps");
+}
+
+#[test]
+fn drafts_follow_the_text_without_being_verified() {
+    // Prose with nothing to copy, then a passage that repeats: the labels of unverified proposals tell.
+    let machine = Machine::Linear;
+    let mut simulation = Simulation::new(3);
+    simulation.run(1000, 1, 0.05, machine, 0.0);
+    assert!(!simulation.guard.is_on());
+    simulation.rate();
+    simulation.run(1000, 1, 0.05, machine, 0.0);
+    assert!(simulation.rate() >= 0.98 * constant_rate(1, 0.05, machine, 0));
+    let flat = Machine::Dense { knee: 64.0 };
+    let mut simulation = Simulation::new(3);
+    simulation.run(1000, 1, 0.01, flat, 0.0);
+    assert!(!simulation.guard.is_on());
+    simulation.run(300, 1, 0.9, flat, 0.0);
+    assert!(simulation.guard.is_on());
+}
+
+#[test]
+fn load_that_rises_and_falls_is_served_at_least_as_well_as_without_drafts() {
+    let machine = Machine::Dense { knee: 48.0 };
+    let chance = chance_for(2.5);
+    let mut simulation = Simulation::new(7);
+    let (mut off_ms, mut tokens) = (0.0, 0.0);
+    for round in 0..40 {
+        let rows = [1, 3, 9, 30, 100, 200, 60, 20, 5, 2][round % 10];
+        simulation.run(100, rows, chance, machine, 0.0);
+        off_ms += 100.0 * machine.ms(rows as f64);
+        tokens += 100.0 * rows as f64;
+    }
+    // Both rates weigh phases by their tokens, so compare the time of the tokens that came out.
+    let off = tokens / off_ms;
+    let rate = simulation.rate();
+    assert!(rate >= 0.98 * off, "{:.3} of off", rate / off);
+}
+
+#[test]
+fn a_few_drafts_that_cannot_pay_are_looked_at_and_given_up() {
+    let mut simulation = Simulation::new(11);
+    simulation.run(3000, 8, 0.02, Machine::Linear, 0.0);
+    assert!(simulation.drafts < 8 * 8 * 30, "{} drafts", simulation.drafts);
+    assert!(!simulation.guard.is_on());
+}
