@@ -3,11 +3,13 @@
 //! * [`id`]: newtypes for requests, worker rows, KV blocks and steps.
 //! * [`params`]: [`SamplingParams`] and its one validation, used by HTTP and by the Python library alike.
 //! * [`request`]: what a caller hands to the engine.
+//! * [`constraint`]: what the engine needs of a constraint on a request's tokens.
 //! * [`output`]: what the engine hands back, delta by delta.
 //! * [`error`]: the one error enum; a transport maps it, it knows no status codes.
 //! * [`clock`]: time is injected, so that schedulers and mocks are deterministic.
 
 pub mod clock;
+pub mod constraint;
 pub mod error;
 pub mod id;
 pub mod output;
@@ -15,6 +17,7 @@ pub mod params;
 pub mod request;
 
 pub use clock::{Clock, ManualClock, SystemClock};
+pub use constraint::{Constraint, TokenMatcher};
 pub use error::{Error, Result};
 pub use id::{BlockId, RequestId, RowId, StepId, TokenId};
 pub use output::{FinishReason, OutputDelta, PrefillStats, StopReason, Timing, TokenLogprobs};
