@@ -4,11 +4,13 @@
 //! * [`scheduler`]: requests and their queues; [`Scheduler::plan`] moves each request's computed tokens
 //!   towards its known ones under a token budget; [`commit`] takes results over.
 //! * [`pool`]: KV blocks and the prefix cache.
+//! * [`window`]: where a constraint begins to bind; one request's masks are made from it.
 //! * [`draw`]: random draws as a function of (seed, position).
 //! * [`sim`]: a stand-in for a model, whose text is wrong as soon as a block or a token is.
 
 pub mod commit;
 pub mod config;
+mod constrained;
 pub mod draw;
 pub mod plan;
 mod planner;
@@ -16,6 +18,7 @@ pub mod pool;
 pub mod scheduler;
 pub mod sim;
 mod state;
+pub mod window;
 
 pub use commit::{Finish, FirstToken, RowEvent};
 pub use config::{AdmissionLimits, Policy, SchedulerConfig};
@@ -23,3 +26,4 @@ pub use plan::{
     Admission, BlockDelta, LAST_SAMPLED, PlannedRow, PositionLogprobs, PromptPosition, StepOutput, StepPlan,
 };
 pub use scheduler::{Scheduler, SchedulerCounters};
+pub use window::{ConstraintScope, ConstraintStart, ReasoningBoundary, ReasoningMarkers};
