@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import resource
 from collections import deque
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -13,6 +14,7 @@ from frizzen.step import StepContext
 from frizzen.worker.arena import Arena, ArenaLayout, Header, Results, RowStatus, Sections
 from frizzen.worker.inputs import step_inputs
 from frizzen.worker.logprobs import score
+from frizzen.worker.masks import TokenMasks
 from frizzen.worker.rows import PersistentBatch
 from frizzen.worker.sampler import Positions, Sampled, Sampler
 
@@ -33,6 +35,16 @@ class StepModel(Protocol):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits float32 ``[S, V]`` of hidden states ``[S, H]``."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A step that the model has computed and that is not sampled yet."""
+
+    index: int
+    header: Header
+    hidden: torch.Tensor
+    """``[T, H]``."""
 
 
 class Worker:
@@ -59,6 +71,7 @@ class Worker:
         self._sampler = Sampler(self._batch, device)
         self._arenas: list[Arena] = []
         self._submitted: deque[int] = deque()
+        self._waiting: _Step | None = None
 
     def bind(self, layout: ArenaLayout) -> list[tuple[int, int]]:
         """Allocates the arenas, which live as long as the worker; returns pointer and size of each."""
@@ -69,6 +82,9 @@ class Worker:
     def submit(self, index: int) -> None:
         """Starts the step in arena ``index``; on a CPU it is done on return.
 
+        A step with masks waits for them after the model: ``sample`` goes on with it, before anything else is
+        submitted or collected.
+
         A ``-1`` among the token ids is the token that its row sampled last, so the step may be submitted
         before the one that samples it is collected. An exception means that nothing of the step counts and
         nothing is to be collected; admissions and block changes of the step may be sent again.
@@ -78,14 +94,37 @@ class Worker:
         arena.upload(admissions=header.num_admits > 0)
         self._batch.update(arena, header)
         ids, step = step_inputs(arena, header, self._batch, self._block_size)
-        hidden = self._model.forward(ids, step)
+        computed = _Step(index, header, self._model.forward(ids, step))
+        if header.num_masks:
+            self._waiting = computed
+        else:
+            self._finish(computed, None)
+
+    @torch.inference_mode()
+    def sample(self, index: int) -> None:
+        """Goes on with the step in arena ``index``, whose masks are there now. Raises as ``submit`` does."""
+        step, self._waiting = self._waiting, None
+        if step is None or step.index != index:
+            raise RuntimeError(f"arena {index} holds no step that waits for its masks")
+        arena, count = self._arenas[index], step.header.num_masks
+        arena.upload_masks(count)
+        masks = TokenMasks(
+            arena.host.mask_rows[:count].tolist(),
+            arena.device.mask_rows[:count].long(),
+            arena.device.masks[:count],
+        )
+        self._finish(step, masks)
+
+    def _finish(self, step: _Step, masks: TokenMasks | None) -> None:
+        """Samples, scores and brings the results back."""
+        arena, header, hidden = self._arenas[step.index], step.header, step.hidden
         results = arena.device
         results.num_sampled[: header.num_rows].zero_()
         results.row_status[: header.num_rows].zero_()
         written = Results(0)
         sampled = None
         if header.num_samples:
-            sampled, places = self._sample(hidden, arena, header)
+            sampled, places = self._sample(hidden, arena, header, masks)
             written |= _write(sampled, results, places)
         if header.num_prompt:
             written |= self._score_prompt(hidden, arena, header)
@@ -93,7 +132,7 @@ class Worker:
         # Last, so that a step that raised can be computed again.
         if sampled is not None:
             self._sampler.remember(sampled)
-        self._submitted.append(index)
+        self._submitted.append(step.index)
 
     def collect(self, index: int) -> None:
         """Waits for the oldest submitted step, which is in arena ``index``; its results are then complete."""
@@ -114,10 +153,11 @@ class Worker:
     def shutdown(self) -> None:
         """Frees the arenas; the pointers that ``bind`` returned are void from here on."""
         self._submitted.clear()
+        self._waiting = None
         self._arenas.clear()
 
     def _sample(
-        self, hidden: torch.Tensor, arena: Arena, header: Header
+        self, hidden: torch.Tensor, arena: Arena, header: Header, masks: TokenMasks | None
     ) -> tuple[Sampled, torch.Tensor | None]:
         """Samples every position that asks for it, at most one per row.
 
@@ -138,7 +178,7 @@ class Worker:
             positions = [positions[token] for token in host.sample_tokens[:count].tolist()]
         lengths = [position + 1 for position in positions]
         sampled = self._sampler.sample(
-            self._model.logits(hidden), Positions(rows, row_index, lengths, plan.uniforms[:count])
+            self._model.logits(hidden), Positions(rows, row_index, lengths, plan.uniforms[:count]), masks
         )
         return sampled, places
 

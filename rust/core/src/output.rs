@@ -33,6 +33,11 @@ pub enum FinishReason {
 }
 
 impl FinishReason {
+    /// True if the last token ended the request: it stands for no text.
+    pub const fn is_stop_token(&self) -> bool {
+        matches!(self, Self::Stop(StopReason::Eos(_) | StopReason::Token(_)))
+    }
+
     /// The label used in metrics: `stop`, `length`, `abort` or `error`.
     pub const fn label(&self) -> &'static str {
         match self {
