@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from frizzen.errors import ConfigError, FrizzenError, RequestError
     from frizzen.llm import LLM
     from frizzen.outputs import CompletionOutput, Logprob, RequestOutput
-    from frizzen.sampling import SamplingParams
+    from frizzen.sampling import SamplingParams, StructuredOutputsParams
 
     __version__: str
 
@@ -27,6 +27,7 @@ __all__ = [
     "RequestError",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputsParams",
     "__version__",
 ]
 
@@ -40,6 +41,7 @@ _HOMES = {
     "RequestError": "errors",
     "RequestOutput": "outputs",
     "SamplingParams": "sampling",
+    "StructuredOutputsParams": "sampling",
 }
 
 

@@ -5,12 +5,64 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from numbers import Integral, Real
+from typing import Any
 
-__all__ = ["SamplingParams"]
+__all__ = ["SamplingParams", "StructuredOutputsParams"]
 
 MAX_SEED = 2**64 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StructuredOutputsParams:
+    """What the text of one request must satisfy: exactly one of the first five fields.
+
+    It is enforced on every token, or the request fails with a reason; the text ends where it is complete.
+    """
+
+    json: str | Mapping[str, Any] | bool | None = None
+    """A JSON schema, as an object or as text; keys come in the schema's order."""
+    json_object: bool = False
+    """Any JSON object."""
+    regex: str | None = None
+    """A regular expression that matches the whole text, in the dialect of Rust's ``regex`` crate."""
+    choice: Iterable[str] | None = None
+    """Texts of which the output is one; kept as a tuple."""
+    grammar: str | None = None
+    """A grammar in Lark's notation, with the rule ``start``."""
+    whitespace_pattern: str | None = None
+    """What may stand between the tokens of JSON, as a regular expression; by default one space, or a line
+    break and a bounded indentation."""
+    disable_any_whitespace: bool = False
+    """Compact JSON."""
+    lenient: bool = False
+    """Drop the keywords of a schema that cannot be enforced instead of refusing them."""
+
+    def __post_init__(self) -> None:
+        if self.choice is not None:
+            if isinstance(self.choice, str):
+                raise TypeError(f"choice must be a list of strings, got {self.choice!r}")
+            object.__setattr__(self, "choice", tuple(self.choice))
+        kinds = [
+            name
+            for name in ("json", "regex", "choice", "grammar", "json_object")
+            if (value := getattr(self, name)) is not None and (name == "json" or value is not False)
+        ]
+        if len(kinds) != 1:
+            found = " and ".join(kinds) or "none"
+            raise ValueError(
+                f"exactly one of json, regex, choice, grammar and json_object must be given, got {found}"
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields that are set, as the engine reads them."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {
+            name: value
+            for name, value in values.items()
+            if value is not None and (name == "json" or value is not False)
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +118,8 @@ class SamplingParams:
     speculation: str | Mapping[str, int] | None = None
     """Drafts: ``"off"``, ``"auto"`` or ``{"max_tokens": k}``; ``None`` is the engine's default. Never changes
     which tokens come."""
+    structured_outputs: StructuredOutputsParams | Mapping[str, Any] | None = None
+    """What the text must satisfy; a mapping has the fields of ``StructuredOutputsParams``."""
 
     def __post_init__(self) -> None:
         self._check_numbers()
@@ -74,6 +128,12 @@ class SamplingParams:
             value = getattr(self, name)
             if not isinstance(value, bool):
                 raise TypeError(f"{name} must be a bool, got {value!r}")
+        if isinstance(self.structured_outputs, Mapping):
+            self._set("structured_outputs", StructuredOutputsParams(**self.structured_outputs))
+        elif not isinstance(self.structured_outputs, StructuredOutputsParams | None):
+            raise TypeError(
+                f"structured_outputs must be StructuredOutputsParams, got {self.structured_outputs!r}"
+            )
         self._set("stop", _stop_strings(self.stop))
         self._set("stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids or ()))
         if self.allowed_token_ids is not None:
@@ -88,7 +148,8 @@ class SamplingParams:
 
     def to_json(self) -> str:
         """The parameters as the engine reads them."""
-        fields = {
+        structured = self.structured_outputs
+        values = {
             "temperature": self.temperature,
             "top_p": self.top_p,
             "top_k": max(self.top_k, 0),
@@ -109,8 +170,11 @@ class SamplingParams:
             "include_stop_str_in_output": self.include_stop_str_in_output,
             "skip_special_tokens": self.skip_special_tokens,
             "speculation": self.speculation,
+            "structured_outputs": (
+                structured.to_dict() if isinstance(structured, StructuredOutputsParams) else None
+            ),
         }
-        return json.dumps(fields)
+        return json.dumps(values)
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)

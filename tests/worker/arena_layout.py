@@ -25,6 +25,7 @@ def layout(
     max_block_deltas: int = 256,
     max_history: int = 4096,
     max_rules: int = 256,
+    vocab_size: int = 97,
 ) -> Layout:
     """The layout for these limits."""
     b, t, k, h, r, n = max_rows, max_tokens, max_block_deltas, max_history, max_rules, max_logprobs
@@ -67,6 +68,8 @@ def layout(
         ("prompt_ranks", "int32", (t,)),
         ("prompt_top_tokens", "int32", (t, n)),
         ("prompt_top_logprobs", "float32", (t, n)),
+        ("mask_rows", "int32", (s,)),
+        ("masks", "int32", (s, -(-vocab_size // 32))),
     ]
     sections = []
     offset = 0

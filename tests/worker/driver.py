@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import random
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -92,6 +92,8 @@ class Request:
 
     prompt: list[int]
     params: Params = field(default_factory=Params)
+    allowed: Callable[[list[int]], set[int]] | None = None
+    """Tokens that may follow these outputs; ``None`` allows all."""
     outputs: list[int] = field(default_factory=list)
     logprobs: list[tuple[float, int, list[tuple[int, float]]]] = field(default_factory=list)
     prompt_logprobs: list[tuple[float, int, list[tuple[int, float]]]] = field(default_factory=list)
@@ -194,6 +196,7 @@ class Driver:
         rows, changes, tokens, scored, asking, starts, samples = [], [], [], [], [], [0], []
         ends: list[int] = []
         counts: list[int] = []
+        masks: list[tuple[int, set[int]]] = []
         for place, request in enumerate(order):
             first, last = request.computed, request.computed + plan[request]
             assert last <= request.total
@@ -212,6 +215,10 @@ class Driver:
                 tokens.append((token, position, block * self.block_size + position % self.block_size))
             starts.append(len(tokens))
             if last == request.total:
+                if request.allowed is not None:
+                    assert not request.in_flight, "the mask depends on a token that is not known"
+                    assert not drafts, "a constrained row has no drafts"
+                    masks.append((len(samples), request.allowed(request.outputs)))
                 for offset in range(len(drafts) + 1):
                     draw = uniform(request.params.seed, last + offset)
                     samples.append((len(tokens) - 1 - len(drafts) + offset, place, draw))
@@ -228,7 +235,7 @@ class Driver:
         fill_columns(arena, ("sample_tokens", "sample_rows", "uniforms"), samples)
         fill_columns(arena, ("prompt_tokens", "prompt_rows", "prompt_targets"), scored)
         header = [
-            1,
+            2,
             self.steps,
             len(order),
             sum(end - start == 1 for start, end in pairwise(starts)),
@@ -237,8 +244,14 @@ class Driver:
         ]
         header += [len(scored), len(changes), len(admitted)]
         header += [max(end - start for start, end in pairwise(starts)), max(ends)]
+        header += [len(masks)]
         fill(arena.header, header)
+        fill(arena.mask_rows, [sample for sample, _ in masks])
         self.worker.submit(index)
+        if masks:
+            for place, (_, allowed) in enumerate(masks):
+                fill(arena.masks[place], mask_words(allowed))
+            self.worker.sample(index)
         sampling = {place for _, place, _ in samples}
         rows_of_step = [(request, place in sampling) for place, request in enumerate(order)]
         self.in_flight.append((index, rows_of_step, asking))
@@ -305,6 +318,14 @@ class Driver:
             history += known
         fill_columns(arena, ("rule_kinds", "rule_tokens", "rule_values"), rules)
         fill(arena.history, history)
+
+
+def mask_words(allowed: set[int]) -> list[int]:
+    """One bit per token of the vocabulary, in signed words of 32."""
+    words = [0] * -(-VOCAB // 32)
+    for token in allowed:
+        words[token // 32] |= 1 << token % 32
+    return [word - (1 << 32) if word >> 31 else word for word in words]
 
 
 def fill(section: torch.Tensor, values: Sequence[float]) -> None:

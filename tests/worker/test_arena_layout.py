@@ -13,6 +13,7 @@ LIMITS = {
     "max_block_deltas": 17,
     "max_history": 70,
     "max_rules": 9,
+    "vocab_size": 97,
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -55,6 +56,53 @@ def test_mixed_batches_sample_what_the_reference_samples(seed: int) -> None:
     driver.run(requests, 6)
     for request in requests:
         assert request.outputs == expected_tokens(request, 6), request.params
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_masked_row_samples_what_the_reference_samples_of_the_allowed_tokens(seed: int) -> None:
+    rng = random.Random(seed)
+
+    def allowed(outputs: list[int]) -> set[int]:
+        return set(random.Random(f"{seed} {outputs}").sample(range(VOCAB), 9)) | {31, 96}
+
+    params = [replace(random_params(rng), bias={}, allowed=(), min_tokens=0) for _ in range(8)]
+    requests = [
+        Request([rng.randrange(VOCAB) for _ in range(4)], entry, allowed if place % 2 else None)
+        for place, entry in enumerate(params)
+    ]
+    driver, _ = fake_driver()
+    driver.run(requests, 6)
+    for request in requests:
+        outputs: list[int] = []
+        for _ in range(6):
+            own = request.params
+            if request.allowed is not None:
+                own = replace(own, allowed=tuple(request.allowed(outputs)))
+            tokens = request.prompt + outputs
+            draw = uniform(own.seed, len(tokens))
+            outputs.append(reference.sample(fake_logits(tokens), own, request.prompt, outputs, draw))
+        assert request.outputs == outputs, request.params
+
+
+def test_logprobs_of_a_masked_row_are_of_the_raw_logits() -> None:
+    masked = Request([1, 2], Params(logprobs=3), lambda outputs: {5})
+    driver, _ = fake_driver()
+    driver.run([masked], 1)
+    assert masked.outputs == [5]
+    logprob, rank, top = masked.logprobs[0]
+    expected = reference.logprob(fake_logits([1, 2]), 5, 3)
+    assert math.isclose(logprob, expected[0], abs_tol=1e-5)
+    assert rank == expected[1]
+    assert [token for token, _ in top] == [token for token, _ in expected[2]]
+
+
+def test_a_mask_and_token_rules_without_a_common_token_fail_that_row_only() -> None:
+    impossible = Request([1], Params(allowed=(3, 4)), lambda outputs: {5})
+    fine = Request([2], Params(), lambda outputs: {6})
+    driver, _ = fake_driver()
+    driver.step({impossible: 1, fine: 1})
+    assert impossible.failed
+    assert fine.outputs == [6]
 
 
 def test_per_request_seeds_give_the_same_tokens_whatever_the_batch() -> None:

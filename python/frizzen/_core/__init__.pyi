@@ -26,6 +26,7 @@ class ArenaLayout:
         max_block_deltas: int,
         max_history: int,
         max_rules: int,
+        vocab_size: int,
     ) -> ArenaLayout: ...
     @staticmethod
     def for_engine(info_json: str) -> ArenaLayout: ...

@@ -28,7 +28,7 @@ __all__ = [
     "to_device",
 ]
 
-VERSION = 1
+VERSION = 2
 """Layout version that this worker reads, the header's first word."""
 
 
@@ -58,6 +58,7 @@ class Header(NamedTuple):
     num_admits: int
     max_query: int
     max_context: int
+    num_masks: int
 
 
 class Admit(IntEnum):
@@ -145,6 +146,8 @@ class Sections:
     prompt_ranks: torch.Tensor
     prompt_top_tokens: torch.Tensor
     prompt_top_logprobs: torch.Tensor
+    mask_rows: torch.Tensor
+    masks: torch.Tensor
 
 
 class Arena:
@@ -166,12 +169,12 @@ class Arena:
         self._done = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
         offsets = {name: offset for name, _, _, offset in layout.sections}
         # The sections lie in the order in which a step needs them: plan, admissions, results,
-        # log-probabilities.
+        # log-probabilities; and, written when the plan is on its way already, masks.
         self._admissions = offsets["admit_rows"]
         self._results = offsets["num_sampled"]
         self._logprobs = offsets["logprobs"]
         self._prompt = offsets["prompt_logprobs"]
-        self._end = layout.nbytes
+        self._masks = offsets["mask_rows"]
 
     @property
     def address(self) -> tuple[int, int]:
@@ -192,13 +195,19 @@ class Arena:
                 self._device_bytes, self._host_bytes, 0, self._results if admissions else self._admissions
             )
 
+    def upload_masks(self, count: int) -> None:
+        """Brings the step's ``count`` masks to the device, in stream order."""
+        if self._done is not None:
+            self.device.mask_rows[:count].copy_(self.host.mask_rows[:count], non_blocking=True)
+            self.device.masks[:count].copy_(self.host.masks[:count], non_blocking=True)
+
     def download(self, results: Results) -> None:
         """Brings the results back, in stream order; ``wait`` tells when they are there."""
         if self._done is None:
             return
         end = self._logprobs
         if Results.PROMPT_LOGPROBS in results:
-            end = self._end
+            end = self._masks
         elif Results.LOGPROBS in results:
             end = self._prompt
         self._copy(self._host_bytes, self._device_bytes, self._results, end)

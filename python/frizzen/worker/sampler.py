@@ -1,8 +1,8 @@
 """Chooses one token per sampled position; which of them count is decided in ``frizzen.speculate.verify``.
 
-Order of processing, as in vLLM: log-probabilities are of the raw logits; then the rules about single tokens,
-penalties, temperature, min-p, top-k, top-p. Which of it a step does is decided by flags on the host; a batch
-in which every row is greedy and asks for nothing costs one argmax.
+Order of processing, as in vLLM: log-probabilities are of the raw logits; then masks, the rules about single
+tokens, penalties, temperature, min-p, top-k, top-p. Which of it a step does is decided by flags on the
+host; a batch in which every row is greedy and asks for nothing costs one argmax.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from frizzen.worker.arena import Admit, AdmitFloat, to_device
 from frizzen.worker.filtering import draw, floor_of_top_k, floor_of_top_p, softmax_weights, zero_below
 from frizzen.worker.history import HistoryEnds
 from frizzen.worker.logprobs import Logprobs, score
+from frizzen.worker.masks import TokenMasks
 from frizzen.worker.rows import LOGPROBS, MIN_P, PENALTIES, RANDOM, RULES, TOP_K, TOP_P, PersistentBatch
 
 __all__ = ["Positions", "Sampled", "Sampler"]
@@ -76,18 +77,20 @@ class Sampler:
         # The same subsets of a batch come back step after step.
         self._index = lru_cache(maxsize=64)(partial(to_device, device=device))
 
-    def sample(self, logits: torch.Tensor, positions: Positions) -> Sampled:
+    def sample(self, logits: torch.Tensor, positions: Positions, masks: TokenMasks | None = None) -> Sampled:
         """Samples from ``logits`` float32 ``[S, V]``, which is overwritten; changes no state of the rows."""
         flags = self._flags(positions)
         needs = reduce(or_, flags, 0)
-        if not needs:
+        if not needs and masks is None:
             maximum, tokens = logits.max(-1)
             return Sampled(tokens, maximum.isfinite(), positions.row_index)
         scored = raw = ends = logprobs = None
         if needs & LOGPROBS:
             scored = self._index(_having(flags, LOGPROBS))
-            unchanged = needs == LOGPROBS and len(scored) == len(flags)
+            unchanged = needs == LOGPROBS and masks is None and len(scored) == len(flags)
             raw = logits if unchanged else logits.index_select(0, scored)
+        if masks is not None:
+            masks.apply(logits)
         if needs & RULES:
             for sample in _having(flags, RULES):
                 self._batch.rules[positions.rows[sample]].apply(logits[sample], positions.lengths[sample])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import resource
 from collections import deque
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -14,6 +15,7 @@ from frizzen.step import StepContext
 from frizzen.worker.arena import Arena, ArenaLayout, Header, Results, RowStatus, Sections
 from frizzen.worker.inputs import step_inputs
 from frizzen.worker.logprobs import score
+from frizzen.worker.masks import TokenMasks
 from frizzen.worker.rows import PersistentBatch
 from frizzen.worker.sampler import Positions, Sampled, Sampler
 
@@ -34,6 +36,18 @@ class StepModel(Protocol):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits float32 ``[S, V]`` of hidden states ``[S, H]``."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A step that the model has computed and that is not sampled yet."""
+
+    index: int
+    header: Header
+    ids: torch.Tensor
+    """``[T]``, its input tokens."""
+    hidden: torch.Tensor
+    """``[T, H]``."""
 
 
 class Worker:
@@ -68,6 +82,7 @@ class Worker:
         self._acceptance = acceptance
         self._arenas: list[Arena] = []
         self._submitted: deque[int] = deque()
+        self._waiting: _Step | None = None
 
     def bind(self, layout: ArenaLayout) -> list[tuple[int, int]]:
         """Allocates the arenas, which live as long as the worker; returns pointer and size of each."""
@@ -78,6 +93,9 @@ class Worker:
     def submit(self, index: int) -> None:
         """Starts the step in arena ``index``; on a CPU it is done on return.
 
+        A step with masks waits for them after the model: ``sample`` goes on with it, before anything else is
+        submitted or collected.
+
         A ``-1`` among the token ids is the token that its row sampled last, so the step may be submitted
         before the one that samples it is collected. An exception means that nothing of the step counts and
         nothing is to be collected; admissions and block changes of the step may be sent again.
@@ -87,15 +105,38 @@ class Worker:
         arena.upload(admissions=header.num_admits > 0)
         self._batch.update(arena, header)
         ids, step = step_inputs(arena, header, self._batch, self._block_size)
-        hidden = self._model.forward(ids, step)
+        computed = _Step(index, header, ids, self._model.forward(ids, step))
+        if header.num_masks:
+            self._waiting = computed
+        else:
+            self._finish(computed, None)
+
+    @torch.inference_mode()
+    def sample(self, index: int) -> None:
+        """Goes on with the step in arena ``index``, whose masks are there now. Raises as ``submit`` does."""
+        step, self._waiting = self._waiting, None
+        if step is None or step.index != index:
+            raise RuntimeError(f"arena {index} holds no step that waits for its masks")
+        arena, count = self._arenas[index], step.header.num_masks
+        arena.upload_masks(count)
+        masks = TokenMasks(
+            arena.host.mask_rows[:count].tolist(),
+            arena.device.mask_rows[:count].long(),
+            arena.device.masks[:count],
+        )
+        self._finish(step, masks)
+
+    def _finish(self, step: _Step, masks: TokenMasks | None) -> None:
+        """Samples, scores and brings the results back."""
+        arena, header, hidden = self._arenas[step.index], step.header, step.hidden
         results = arena.device
         results.num_sampled[: header.num_rows].zero_()
         results.row_status[: header.num_rows].zero_()
         written = Results(0)
         sampled = verified = None
         if header.num_samples:
-            drafts = _drafts(arena, header, ids)
-            sampled, places = self._sample(hidden, arena, header, drafts)
+            drafts = _drafts(arena, header, step.ids)
+            sampled, places = self._sample(hidden, arena, header, drafts, masks)
             if drafts is None:
                 written |= _write(sampled, results, places)
             else:
@@ -107,7 +148,7 @@ class Worker:
         # Last, so that a step that raised can be computed again.
         if sampled is not None:
             self._sampler.remember(sampled, verified)
-        self._submitted.append(index)
+        self._submitted.append(step.index)
 
     def collect(self, index: int) -> None:
         """Waits for the oldest submitted step, which is in arena ``index``; its results are then complete."""
@@ -128,10 +169,16 @@ class Worker:
     def shutdown(self) -> None:
         """Frees the arenas; the pointers that ``bind`` returned are void from here on."""
         self._submitted.clear()
+        self._waiting = None
         self._arenas.clear()
 
     def _sample(
-        self, hidden: torch.Tensor, arena: Arena, header: Header, drafts: DraftRows | None
+        self,
+        hidden: torch.Tensor,
+        arena: Arena,
+        header: Header,
+        drafts: DraftRows | None,
+        masks: TokenMasks | None,
     ) -> tuple[Sampled, torch.Tensor | None]:
         """Samples every position that asks for it: one per row, and one more for each of its drafts.
 
@@ -155,6 +202,7 @@ class Worker:
         sampled = self._sampler.sample(
             self._model.logits(hidden),
             Positions(rows, row_index, lengths, plan.uniforms[:count], preceding),
+            masks,
         )
         return sampled, places
 

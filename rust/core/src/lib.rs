@@ -3,12 +3,14 @@
 //! * [`id`]: newtypes for requests, worker rows, KV blocks and steps.
 //! * [`params`]: [`SamplingParams`] and its one validation, used by HTTP and by the Python library alike.
 //! * [`request`]: what a caller hands to the engine.
+//! * [`constraint`]: what the engine needs of a constraint on a request's tokens.
 //! * [`output`]: what the engine hands back, delta by delta.
 //! * [`speculation`]: what a request may say about drafts, and what it is told about them.
 //! * [`error`]: the one error enum; a transport maps it, it knows no status codes.
 //! * [`clock`]: time is injected, so that schedulers and mocks are deterministic.
 
 pub mod clock;
+pub mod constraint;
 pub mod error;
 pub mod id;
 pub mod output;
@@ -17,6 +19,7 @@ pub mod request;
 pub mod speculation;
 
 pub use clock::{Clock, ManualClock, SystemClock};
+pub use constraint::{Constraint, TokenMatcher};
 pub use error::{Error, Result};
 pub use id::{BlockId, RequestId, RowId, StepId, TokenId};
 pub use output::{FinishReason, OutputDelta, PrefillStats, StopReason, Timing, TokenLogprobs};

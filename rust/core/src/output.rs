@@ -15,12 +15,14 @@ pub enum StopReason {
     Token(TokenId),
     /// One of the request's stop strings, found by the front end in the decoded text.
     Text,
+    /// The output satisfies the request's constraint and nothing may follow it. No token stands for this end.
+    Complete,
 }
 
 /// Why a request ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FinishReason {
-    /// A stop token, or a stop string found by the front end.
+    /// A stop token, a stop string found by the front end, or the end of a constraint.
     Stop(StopReason),
     /// `max_tokens` or the context length was reached.
     Length,
@@ -31,6 +33,11 @@ pub enum FinishReason {
 }
 
 impl FinishReason {
+    /// True if the last token ended the request: it stands for no text.
+    pub const fn is_stop_token(&self) -> bool {
+        matches!(self, Self::Stop(StopReason::Eos(_) | StopReason::Token(_)))
+    }
+
     /// The label used in metrics: `stop`, `length`, `abort` or `error`.
     pub const fn label(&self) -> &'static str {
         match self {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::{SamplingParams, TokenId};
+use crate::{Constraint, SamplingParams, TokenId};
 
 /// A request in tokens: validated, lowered, ready to schedule.
 #[derive(Clone, Debug)]
@@ -11,6 +11,8 @@ pub struct Request {
     pub prompt: Arc<[TokenId]>,
     /// Sampling and stopping, already validated against the model.
     pub params: SamplingParams,
+    /// What the output must satisfy, besides. The tokens that end the request are allowed where the output may end.
+    pub constraint: Option<Arc<dyn Constraint>>,
     /// Smaller is served first under the priority policy; 0 otherwise.
     pub priority: i32,
     /// Mixed into the first block's hash: requests with different salts never share KV blocks.

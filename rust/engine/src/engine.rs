@@ -307,7 +307,7 @@ impl<W: Worker> Engine<W> {
         let mut plan = self.spare.pop().unwrap_or_default();
         let planned = self.scheduler.plan(&mut plan, self.shared.clock.now());
         if planned {
-            let submitted = self.worker.submit(&plan);
+            let submitted = self.submit(&mut plan);
             if submitted.is_ok() {
                 if let Some(speculating) = &mut self.speculating {
                     speculating.follow(&plan);
@@ -331,6 +331,16 @@ impl<W: Worker> Engine<W> {
         // A step went through, so the next shortage starts a new count.
         self.out_of_memory = false;
         Ok(())
+    }
+
+    /// Starts a step. Its masks are filled while the model runs, wherever the worker computes on its own.
+    fn submit(&mut self, plan: &mut StepPlan) -> std::result::Result<(), WorkerError> {
+        self.worker.submit(plan)?;
+        if plan.mask_rows.is_empty() {
+            return Ok(());
+        }
+        self.scheduler.fill_masks(plan, self.worker.info().vocab_size);
+        self.worker.sample(plan)
     }
 
     fn collect_oldest(&mut self) -> std::result::Result<(), WorkerError> {
@@ -413,6 +423,9 @@ impl<W: Worker> Engine<W> {
                 };
                 // The front end gave the request up; its command is on the way.
                 let Some(mailbox) = mailbox else { continue };
+                if let Some(Finish { reason: FinishReason::Error(error), .. }) = &event.finish {
+                    tracing::warn!(request = event.request.0, %error, "a request failed; the others go on");
+                }
                 let speculation = self.speculating.as_ref().and_then(|all| all.usage(event.request));
                 mailbox.append(|delta| {
                     extend(delta, event, &self.output);

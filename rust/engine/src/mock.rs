@@ -180,6 +180,17 @@ impl MockWorker {
         self.model.text(request, len)
     }
 
+    fn compute(&mut self, plan: &StepPlan) -> StepOutput {
+        let mut output = StepOutput::default();
+        let eos = self.info.eos_token_ids.first().copied().unwrap_or(0);
+        let content = &self.content;
+        self.model.run(plan, &mut output, |model, choice| choose(content, eos, model, choice));
+        if self.has(Fault::BadRow(self.step)) {
+            output.failed.push((plan.rows[0].row, "logits are not finite".to_owned()));
+        }
+        output
+    }
+
     fn has(&self, fault: Fault) -> bool {
         self.faults.contains(&fault)
     }
@@ -213,13 +224,7 @@ impl Worker for MockWorker {
             let message = "the mock was told to run out of memory".to_owned();
             return Err(WorkerError::OutOfMemory { message, detail: String::new() });
         }
-        let mut output = StepOutput::default();
-        let eos = self.info.eos_token_ids.first().copied().unwrap_or(0);
-        let content = &self.content;
-        self.model.run(plan, &mut output, |model, choice| choose(content, eos, model, choice));
-        if self.has(Fault::BadRow(self.step)) {
-            output.failed.push((plan.rows[0].row, "logits are not finite".to_owned()));
-        }
+        let output = if plan.mask_rows.is_empty() { self.compute(plan) } else { StepOutput::default() };
         // Steps run one after the other, however early they were submitted.
         let time = self.law.of(plan);
         let start = self.flight.back().map_or_else(Instant::now, |(_, end, _)| *end);
@@ -227,6 +232,13 @@ impl Worker for MockWorker {
             self.clock.as_ref().map_or(Duration::ZERO, |clock| clock.now().max(self.virtual_end));
         self.virtual_end = virtual_start + time;
         self.flight.push_back((output, start + time, self.virtual_end));
+        Ok(())
+    }
+
+    fn sample(&mut self, plan: &StepPlan) -> Result<(), WorkerError> {
+        let output = self.compute(plan);
+        let (step, _, _) = self.flight.back_mut().ok_or_else(|| fatal("nothing was submitted"))?;
+        *step = output;
         Ok(())
     }
 

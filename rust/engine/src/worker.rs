@@ -68,7 +68,13 @@ pub trait Worker {
     fn info(&self) -> &WorkerInfo;
 
     /// Starts a step. Returns when the plan has been taken over; the plan may then be reused.
+    ///
+    /// A step with mask rows goes as far as it can without its masks, and on with [`Self::sample`].
     fn submit(&mut self, plan: &StepPlan) -> Result<(), WorkerError>;
+
+    /// Goes on with the step that was submitted last, whose plan has mask rows and whose masks are filled now. Called
+    /// before anything else is submitted or collected. An error means that nothing of the step counts.
+    fn sample(&mut self, plan: &StepPlan) -> Result<(), WorkerError>;
 
     /// Waits for the oldest submitted step and writes its results. `plan` is the plan of that step.
     fn collect(&mut self, plan: &StepPlan, output: &mut StepOutput) -> Result<(), WorkerError>;

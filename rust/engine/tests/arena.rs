@@ -76,7 +76,14 @@ fn planned() -> StepPlan {
     let requests = [params, SamplingParams { temperature: 0.0, ..SamplingParams::default() }];
     for (id, params) in requests.into_iter().enumerate() {
         let prompt = (0..20 - 19 * id as u32).collect();
-        let request = Request { prompt, params, priority: 0, cache_salt: None, external_id: "".into() };
+        let request = Request {
+            prompt,
+            params,
+            priority: 0,
+            constraint: None,
+            cache_salt: None,
+            external_id: "".into(),
+        };
         scheduler.add(RequestId(id as u64), Arc::new(request), &[0], 77, Duration::ZERO);
     }
     let mut plan = StepPlan::default();
@@ -117,6 +124,31 @@ fn the_arena_holds_what_the_plan_says() {
     assert_eq!(read("rule_tokens", 5), [3, 3, 4, 0, 9]);
     assert_eq!(read("history", 20), (0..20).collect::<Vec<_>>());
     assert_eq!(LAST_SAMPLED, -1, "the worker compares with this value");
+}
+
+#[test]
+fn masks_follow_the_plan_once_they_are_filled() {
+    let layout = ArenaLayout::new(ArenaLimits::for_worker(&info()));
+    let mut memory = Vec::new();
+    let bytes = aligned(&mut memory, layout.bytes());
+    let mut plan = planned();
+    plan.mask_rows = vec![1];
+    let mut arena = Arena::new(&layout, bytes).expect("large enough");
+    arena.encode(&plan).expect("fits");
+    assert!(arena.encode_masks(&plan).is_err(), "a plan whose masks are not filled is a defect");
+    plan.masks = (0..8).map(|word| 1 << word).collect();
+    arena.encode_masks(&plan).expect("one mask of 256 bits");
+    assert_eq!(ints(&layout, bytes, "mask_rows", 1), [1]);
+    assert_eq!(ints(&layout, bytes, "masks", 8), [1, 2, 4, 8, 16, 32, 64, 128]);
+    put(&layout, bytes, "row_status", 0, 1i32.to_ne_bytes());
+    put(&layout, bytes, "row_status", 1, 1i32.to_ne_bytes());
+    let mut output = StepOutput::default();
+    Arena::new(&layout, bytes).expect("large enough").decode(&plan, 256, &mut output).expect("in range");
+    assert!(output.failed[0].1.contains("not finite") && !output.failed[0].1.contains("grammar"));
+    assert!(
+        output.failed[1].1.contains("grammar"),
+        "the row that was masked may have no token for that reason"
+    );
 }
 
 #[test]

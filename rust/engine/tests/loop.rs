@@ -5,11 +5,13 @@ use std::thread;
 use std::time::Duration;
 
 use frizzen_core::{
-    Error, FinishReason, ManualClock, OutputDelta, Request, SamplingParams, SystemClock, TokenId,
+    Constraint, Error, FinishReason, ManualClock, OutputDelta, Request, SamplingParams, StopReason,
+    SystemClock, TokenId, TokenMatcher,
 };
 use frizzen_engine::mock::{Content, Fault, MockWorker, TimingLaw, mock_info};
 use frizzen_engine::{Engine, EngineHandle, EngineOptions, Health, OutputStream, Turn, WorkerInfo, seat};
 use frizzen_metrics::{Metrics, MetricsOptions, TextFormat};
+use frizzen_sched::sim::OneOf;
 
 fn request(prompt: &[TokenId], max_tokens: u32) -> Request {
     Request {
@@ -20,6 +22,7 @@ fn request(prompt: &[TokenId], max_tokens: u32) -> Request {
             ..SamplingParams::default()
         },
         priority: 0,
+        constraint: None,
         cache_salt: None,
         external_id: "test".into(),
     }
@@ -69,6 +72,82 @@ fn all(mut stream: OutputStream) -> OutputDelta {
     all
 }
 
+/// A constraint that becomes too complex after some tokens, as a lexer with a limit does.
+#[derive(Clone, Debug)]
+struct Breaks {
+    after: usize,
+}
+
+impl Constraint for Breaks {
+    fn matcher(&self) -> Box<dyn TokenMatcher> {
+        Box::new(self.clone())
+    }
+}
+
+impl TokenMatcher for Breaks {
+    fn fill(&mut self, mask: &mut [u32]) -> frizzen_core::Result<()> {
+        mask.fill(u32::MAX);
+        if self.after == 0 {
+            return Err(Error::Request { message: "too complex".to_owned() });
+        }
+        Ok(())
+    }
+
+    fn accept(&mut self, _: TokenId) -> frizzen_core::Result<()> {
+        self.after -= 1;
+        Ok(())
+    }
+
+    fn validate(&mut self, tokens: &[TokenId]) -> usize {
+        tokens.len().min(self.after)
+    }
+
+    fn rollback(&mut self, count: usize) -> frizzen_core::Result<()> {
+        self.after += count;
+        Ok(())
+    }
+
+    fn can_end(&mut self) -> bool {
+        false
+    }
+
+    fn is_complete(&self) -> bool {
+        false
+    }
+
+    fn fork(&self) -> Box<dyn TokenMatcher> {
+        Box::new(self.clone())
+    }
+}
+
+#[test]
+fn a_constraint_that_breaks_ends_its_request_with_an_error_and_no_other_guidance_1042() {
+    for overlap in [false, true] {
+        let mut rig =
+            rig(MockWorker::new(mock_info()), EngineOptions { overlap, ..EngineOptions::default() });
+        let mut breaking = request(&[1, 2], 20);
+        breaking.constraint = Some(Arc::new(Breaks { after: 5 }));
+        breaking.params.ignore_eos = true;
+        let mut whole = request(&[3], 20);
+        whole.constraint = Some(Arc::new(OneOf([vec![7, 8, 9]].into())));
+        let [breaking, whole, plain] =
+            [breaking, whole, request(&[4], 9)].map(|new| rig.handle.submit(new).expect("the mock takes it"));
+        rig.run_to_idle();
+        let failed = all(breaking);
+        assert_eq!(failed.tokens.len(), 5, "what was generated before is not lost");
+        assert!(
+            matches!(failed.finish, Some(FinishReason::Error(Error::Request { message })) if message == "too complex")
+        );
+        let whole = all(whole);
+        assert_eq!(
+            (whole.tokens, whole.finish),
+            (vec![7, 8, 9], Some(FinishReason::Stop(StopReason::Complete)))
+        );
+        assert_eq!(all(plain).tokens.len(), 9);
+        assert_eq!(rig.handle.health(), Health::Ready);
+    }
+}
+
 #[test]
 fn overlapped_and_plain_loops_give_equal_streams() {
     let tight = WorkerInfo {
@@ -90,6 +169,12 @@ fn overlapped_and_plain_loops_give_equal_streams() {
                 }
                 if i % 5 == 0 {
                     new.params.logprobs = Some(2);
+                }
+                if i % 3 == 0 {
+                    let texts: Vec<Vec<TokenId>> = (0..4)
+                        .map(|text| (0..9 + text * 7).map(|at| (text + at * i) % 250 + 1).collect())
+                        .collect();
+                    new.constraint = Some(Arc::new(OneOf(texts.into())));
                 }
                 rig.handle.submit(new).expect("the mock takes it")
             })

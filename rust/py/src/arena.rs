@@ -18,7 +18,8 @@ pub(crate) struct PyArenaLayout(pub(crate) ArenaLayout);
 #[pymethods]
 impl PyArenaLayout {
     #[new]
-    #[pyo3(signature = (*, max_rows, max_tokens, max_drafts, max_logprobs, max_block_deltas, max_history, max_rules))]
+    #[expect(clippy::too_many_arguments, reason = "keyword arguments of a Python constructor")]
+    #[pyo3(signature = (*, max_rows, max_tokens, max_drafts, max_logprobs, max_block_deltas, max_history, max_rules, vocab_size))]
     fn new(
         max_rows: usize,
         max_tokens: usize,
@@ -27,6 +28,7 @@ impl PyArenaLayout {
         max_block_deltas: usize,
         max_history: usize,
         max_rules: usize,
+        vocab_size: usize,
     ) -> Self {
         Self(ArenaLayout::new(ArenaLimits {
             max_rows,
@@ -36,6 +38,7 @@ impl PyArenaLayout {
             max_block_deltas,
             max_history,
             max_rules,
+            vocab_size,
         }))
     }
 

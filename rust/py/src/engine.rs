@@ -1,14 +1,17 @@
 //! The engine as a Python object: the same loop as the server's, on the caller's thread.
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use frizzen_core::{Error, FinishReason, ParamLimits, Request, SamplingParams, SystemClock, TokenId};
+use frizzen_core::{
+    Constraint, Error, FinishReason, ParamLimits, Request, SamplingParams, SystemClock, TokenId,
+};
 use frizzen_engine::{
     Engine, EngineHandle, EngineOptions, OutputStream, ResolvedSpeculation, SpeculationOptions, Turn, Worker,
-    seat,
+    WorkerInfo, seat,
 };
+use frizzen_grammar::{GrammarCompiler, GrammarError, GrammarLimits, GrammarSpec};
 use frizzen_metrics::{Metrics, MetricsOptions};
 use frizzen_text::{ChatTemplate, RenderRequest, StreamOptions, TextStream, Tokenizer};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
@@ -60,6 +63,7 @@ struct GenerateParams {
     include_stop_str_in_output: bool,
     #[serde(default = "yes")]
     skip_special_tokens: bool,
+    structured_outputs: Option<serde_json::Map<String, serde_json::Value>>,
 }
 
 const fn yes() -> bool {
@@ -99,6 +103,8 @@ pub(crate) struct PyEngine {
     handle: EngineHandle,
     tokenizer: Result<Arc<Tokenizer>, String>,
     template: Result<ChatTemplate, String>,
+    /// Made by the first request that has a grammar.
+    grammars: OnceLock<Result<GrammarCompiler, GrammarError>>,
 }
 
 /// The local path of a model: `frizzen.catalog.resolve(name)`.
@@ -162,7 +168,7 @@ impl PyEngine {
         };
         let engine =
             Engine::new(seat, worker, options, metrics.engine(0)).map_err(|error| to_py(py, &error))?;
-        Ok(Self { engine: Some(engine), handle, tokenizer, template })
+        Ok(Self { engine: Some(engine), handle, tokenizer, template, grammars: OnceLock::new() })
     }
 
     /// What the worker says of itself, as JSON.
@@ -285,15 +291,17 @@ impl PyEngine {
         ids: &[Vec<TokenId>],
         params: &[GenerateParams],
     ) -> PyResult<Vec<Pending>> {
-        let info = self.engine(py)?.worker().info();
+        let info = self.engine(py)?.worker().info().clone();
         let limits = ParamLimits {
             vocab_size: info.vocab_size,
             max_model_len: info.max_model_len,
             max_logprobs: info.max_logprobs,
         };
+        let (tokenizer, grammars) = (&self.tokenizer, &self.grammars);
         let mut pending = Vec::with_capacity(ids.len());
         for (ids, params) in ids.iter().zip(params) {
-            let one = self.submit_one(ids, params, &limits);
+            let one = detached(py, || constraint_of(params, tokenizer, grammars, &info))
+                .and_then(|constraint| self.submit_one(ids, params, constraint, &limits));
             // What was submitted already is dropped here, and so aborted.
             pending.push(one.map_err(|error| to_py(py, &error))?);
         }
@@ -304,6 +312,7 @@ impl PyEngine {
         &self,
         ids: &[TokenId],
         params: &GenerateParams,
+        constraint: Option<Arc<dyn Constraint>>,
         limits: &ParamLimits,
     ) -> Result<Pending, Error> {
         params.sampling.validate(limits)?;
@@ -331,6 +340,7 @@ impl PyEngine {
             prompt: ids.into(),
             params: sampling,
             priority: 0,
+            constraint,
             cache_salt: None,
             external_id: Arc::from("generate"),
         })?;
@@ -384,6 +394,27 @@ impl PyEngine {
     }
 }
 
+/// The grammar that a request asks for. May take seconds.
+fn constraint_of(
+    params: &GenerateParams,
+    tokenizer: &Result<Arc<Tokenizer>, String>,
+    grammars: &OnceLock<Result<GrammarCompiler, GrammarError>>,
+    info: &WorkerInfo,
+) -> Result<Option<Arc<dyn Constraint>>, Error> {
+    let refused =
+        |error: GrammarError| Error::invalid("structured_outputs", format!("structured_outputs: {error}"));
+    let Some(fields) = &params.structured_outputs else { return Ok(None) };
+    let Some(spec) = GrammarSpec::from_structured_outputs(fields).map_err(refused)? else { return Ok(None) };
+    let tokenizer = tokenizer.as_ref().map_err(|reason| {
+        Error::invalid("structured_outputs", format!("a grammar needs a tokenizer: {reason}"))
+    })?;
+    let compiler = grammars.get_or_init(|| {
+        GrammarCompiler::new(tokenizer, info.vocab_size, &info.eos_token_ids, GrammarLimits::default())
+    });
+    let grammar = compiler.as_ref().map_err(Clone::clone).and_then(|compiler| compiler.compile(&spec));
+    Ok(Some(grammar.map_err(refused)?))
+}
+
 impl Pending {
     /// Takes what has arrived; ends the request at a stop string.
     fn take(&mut self) -> Result<(), Error> {
@@ -413,7 +444,7 @@ impl Pending {
             return false;
         };
         // The token that ended the request is counted but not shown, unless it was asked for.
-        let hidden = usize::from(matches!(finish, Some(FinishReason::Stop(_))) && !self.include_stop);
+        let hidden = usize::from(finish.is_some_and(FinishReason::is_stop_token) && !self.include_stop);
         let mut delta = text.push(&tokens[..tokens.len() - hidden.min(tokens.len())]);
         if finish.is_some() {
             if hidden > 0 {

@@ -18,6 +18,7 @@ const NUM_ARENAS: usize = 2;
 pub(crate) struct PyWorker {
     object: Py<PyAny>,
     submit: Py<PyAny>,
+    sample: Py<PyAny>,
     collect: Py<PyAny>,
     info: WorkerInfo,
     layout: ArenaLayout,
@@ -47,6 +48,7 @@ impl PyWorker {
         let arenas = [wrap(first)?, wrap(second)?];
         Ok(Self {
             submit: object.getattr("submit")?.unbind(),
+            sample: object.getattr("sample")?.unbind(),
             collect: object.getattr("collect")?.unbind(),
             object: object.unbind(),
             info,
@@ -104,6 +106,15 @@ impl Worker for PyWorker {
         let arena = self.submitted % NUM_ARENAS;
         Arena::new(&self.layout, self.arenas[arena].bytes())?.encode(plan)?;
         self.call(|worker| &worker.submit, arena)?;
+        // A step that waits for its masks counts once it has them.
+        self.submitted += usize::from(plan.mask_rows.is_empty());
+        Ok(())
+    }
+
+    fn sample(&mut self, plan: &StepPlan) -> Result<(), WorkerError> {
+        let arena = self.submitted % NUM_ARENAS;
+        Arena::new(&self.layout, self.arenas[arena].bytes())?.encode_masks(plan)?;
+        self.call(|worker| &worker.sample, arena)?;
         self.submitted += 1;
         Ok(())
     }

@@ -42,6 +42,7 @@ impl Decode {
                 prompt: prompt.into(),
                 params,
                 priority: 0,
+                constraint: None,
                 cache_salt: None,
                 external_id: "".into(),
             };

@@ -208,13 +208,27 @@ impl Scheduler {
 
 /// Appends tokens up to and including the one that ends the request. Returns how many, and the reason.
 fn append_tokens(state: &mut State, tokens: &[TokenId]) -> (usize, Option<FinishReason>) {
+    let before = state.tokens.len();
+    let mut kept = tokens.len();
+    let mut reason = None;
     for (at, token) in tokens.iter().enumerate() {
         state.tokens.push(*token);
-        if let Some(reason) = state.stop_after(*token) {
-            // KV past the end may belong to drafts that no longer count.
-            state.computed = state.computed.min(state.tokens.len() as u32);
-            return (at + 1, Some(reason));
+        reason = state.stop_after(*token);
+        if reason.is_some() {
+            kept = at + 1;
+            break;
         }
     }
-    (tokens.len(), None)
+    if let Some(constrained) = &mut state.constrained {
+        let stops = matches!(reason, Some(FinishReason::Stop(_)));
+        let (taken, end) = constrained.accept(&tokens[..kept], stops);
+        state.tokens.truncate(before + taken);
+        kept = taken;
+        reason = end.or(reason);
+    }
+    if reason.is_some() {
+        // KV past the end may belong to drafts that no longer count.
+        state.computed = state.computed.min(state.tokens.len() as u32);
+    }
+    (kept, reason)
 }

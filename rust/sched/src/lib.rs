@@ -5,6 +5,7 @@
 //!   towards its known ones under a token budget; [`commit`] takes results over.
 //! * [`pool`]: KV blocks and the prefix cache.
 //! * [`draft`]: what may come next, by what followed the same tokens before.
+//! * [`window`]: where a constraint begins to bind; one request's masks are made from it.
 //! * [`draw`]: random draws as a function of (seed, position).
 //! * [`speculation`]: who gets how many drafts, what they cost and what they gained.
 //! * [`sim`]: a stand-in for a model, whose text is wrong as soon as a block or a token is.
@@ -12,6 +13,7 @@
 pub mod commit;
 pub mod config;
 pub mod draft;
+mod constrained;
 pub mod draw;
 pub mod plan;
 mod planner;
@@ -20,6 +22,7 @@ pub mod scheduler;
 pub mod sim;
 pub mod speculation;
 mod state;
+pub mod window;
 
 pub use commit::{Finish, FirstToken, RowEvent};
 pub use config::{AdmissionLimits, Policy, SchedulerConfig};
@@ -27,3 +30,4 @@ pub use plan::{
     Admission, BlockDelta, LAST_SAMPLED, PlannedRow, PositionLogprobs, PromptPosition, StepOutput, StepPlan,
 };
 pub use scheduler::{Scheduler, SchedulerCounters};
+pub use window::{ConstraintScope, ConstraintStart, ReasoningBoundary, ReasoningMarkers};

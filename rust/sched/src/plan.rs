@@ -105,6 +105,11 @@ pub struct StepPlan {
     pub uniforms: Vec<f64>,
     /// Rows, by index, that sample and want log-probabilities, and how many alternatives they want.
     pub logprob_rows: Vec<(u32, u32)>,
+    /// Sampled positions, by index into `sample_tokens`, whose choice is restricted; ascending.
+    pub mask_rows: Vec<u32>,
+    /// `[mask_rows, words]` which tokens each of them may choose, bit `id % 32` of word `id / 32`. Empty until
+    /// [`Scheduler::fill_masks`](crate::Scheduler::fill_masks), which may run while the model does.
+    pub masks: Vec<u32>,
     /// Prompt positions to score.
     pub prompt_positions: Vec<PromptPosition>,
     /// Requests that take a row in this step.
@@ -140,6 +145,8 @@ impl StepPlan {
         self.sample_rows.clear();
         self.uniforms.clear();
         self.logprob_rows.clear();
+        self.mask_rows.clear();
+        self.masks.clear();
         self.prompt_positions.clear();
         self.admissions.clear();
         self.blocks.clear();

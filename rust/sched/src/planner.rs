@@ -291,6 +291,10 @@ impl Scheduler {
             plan.slots.push(i64::from(block.0) * i64::from(block_size) + i64::from(position % block_size));
         }
         if samples {
+            if state.constrained.is_some() {
+                let first = plan.sample_tokens.len() as u32;
+                plan.mask_rows.extend(first..=first + num_drafts);
+            }
             for position in (state.computed - num_drafts - 1)..state.computed {
                 plan.sample_tokens.push((first_token + position - start) as i32);
                 plan.sample_rows.push(row_index as i32);

@@ -12,9 +12,12 @@ use frizzen_core::{Request, RequestId, RowId, StepId, TokenId};
 use rustc_hash::FxHashMap;
 
 use crate::config::{Policy, SchedulerConfig};
+use crate::constrained::Constrained;
+use crate::plan::StepPlan;
 use crate::planner::Selected;
 use crate::pool::BlockPool;
 use crate::state::{State, Times};
+use crate::window::ConstraintScope;
 
 /// Counters since the engine started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -88,6 +91,10 @@ impl Scheduler {
             num_eos: eos.len(),
             arrival: self.arrivals,
             tokens: request.prompt.to_vec(),
+            constrained: request
+                .constraint
+                .as_deref()
+                .map(|constraint| Constrained::new(constraint, ConstraintScope::default())),
             drafts: Vec::new(),
             max_total: prompt_len.saturating_add(max_tokens).min(self.config.max_model_len),
             computed: 0,
@@ -124,12 +131,33 @@ impl Scheduler {
         true
     }
 
-    /// Drafts for the next step of a running request; replaces earlier ones.
+    /// Drafts for the next step of a running request; replaces earlier ones. Those that the request's constraint forbids
+    /// are left out.
     pub fn set_drafts(&mut self, id: RequestId, drafts: &[TokenId]) {
         if let Some(slot) = self.index.get(&id).copied() {
             let state = self.state_mut(slot);
+            let kept = state.constrained.as_mut().map_or(drafts.len(), |own| own.validate(drafts));
             state.drafts.clear();
-            state.drafts.extend_from_slice(drafts);
+            state.drafts.extend_from_slice(&drafts[..kept]);
+        }
+    }
+
+    /// Fills the masks of a plan, for a model with `vocab_size` logits.
+    ///
+    /// Apart from [`Self::plan`] so that the model can start meanwhile. To be called before the plan's results are
+    /// committed and before another plan is made.
+    pub fn fill_masks(&mut self, plan: &mut StepPlan, vocab_size: u32) {
+        let words = vocab_size.div_ceil(32) as usize;
+        plan.masks.clear();
+        let mut end = 0;
+        for row in &plan.rows {
+            end += row.num_tokens as usize;
+            let Some(slot) = self.index.get(&row.request).copied().filter(|_| row.samples) else { continue };
+            let state = self.states[slot].as_mut().expect("the index refers only to live requests");
+            if let Some(constrained) = &mut state.constrained {
+                let drafts = &plan.input_ids[end - row.num_drafts as usize..end];
+                constrained.fill(drafts, &state.stops, words, &mut plan.masks);
+            }
         }
     }
 

@@ -3,10 +3,12 @@
 //! The "KV" of a position is a hash of all tokens up to it, chained through the very slots that the plan names. So a
 //! wrong block, a shared block that should not be, a token computed twice or a stale write changes the text, and the
 //! text that a correct schedule must give is known without a schedule: [`ChainModel::text`].
+//!
+//! [`OneOf`] stands in for a grammar: a list of texts, of which an output must be one.
 
 use std::sync::Arc;
 
-use frizzen_core::{Request, TokenId};
+use frizzen_core::{Constraint, Error, Request, Result, TokenId, TokenMatcher};
 
 use crate::plan::{LAST_SAMPLED, PlannedRow, PositionLogprobs, StepOutput, StepPlan};
 
@@ -43,6 +45,16 @@ struct Row {
 const fn link(chain: u64, token: TokenId) -> u64 {
     let z = (chain ^ (token as u64 + 1)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     z ^ (z >> 29)
+}
+
+/// `token`, or the next one that the position's mask allows.
+fn allowed(plan: &StepPlan, sample: usize, token: TokenId) -> TokenId {
+    let Ok(row) = plan.mask_rows.binary_search(&(sample as u32)) else { return token };
+    let words = plan.masks.len() / plan.mask_rows.len();
+    let mask = &plan.masks[row * words..(row + 1) * words];
+    let ids = words as TokenId * 32;
+    let mut after = (0..ids).map(|step| (token + step) % ids);
+    after.find(|id| mask[*id as usize / 32] >> (id % 32) & 1 == 1).expect("a mask allows some token")
 }
 
 impl ChainModel {
@@ -118,7 +130,7 @@ impl ChainModel {
                     chain: chains[offset],
                     uniform: if greedy { 0.0 } else { plan.uniforms[sample + at] },
                 };
-                let mut token = choose(self, &choice);
+                let mut token = allowed(plan, sample + at, choose(self, &choice));
                 self.report(output, row, token);
                 if at + 1 == count {
                     let mut choice = choice;
@@ -209,5 +221,75 @@ impl ChainModel {
         let top_start = output.top.len() as u32;
         output.top.extend((0..asked).map(|i| ((token + i) % vocab_size, -0.5 - i as f32)));
         PositionLogprobs { logprob: -0.5, rank: 1, top_start, top_len: asked }
+    }
+}
+
+/// A constraint to one of these texts, each a list of tokens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OneOf(pub Arc<[Vec<TokenId>]>);
+
+#[derive(Clone, Debug)]
+struct OneOfMatcher {
+    texts: Arc<[Vec<TokenId>]>,
+    taken: Vec<TokenId>,
+}
+
+impl Constraint for OneOf {
+    fn matcher(&self) -> Box<dyn TokenMatcher> {
+        Box::new(OneOfMatcher { texts: Arc::clone(&self.0), taken: Vec::new() })
+    }
+}
+
+impl OneOfMatcher {
+    /// The tokens that may follow, once per text.
+    fn next(&self) -> impl Iterator<Item = TokenId> {
+        let taken = &self.taken;
+        self.texts
+            .iter()
+            .filter(|text| text.starts_with(taken))
+            .filter_map(|text| text.get(taken.len()).copied())
+    }
+}
+
+impl TokenMatcher for OneOfMatcher {
+    fn fill(&mut self, mask: &mut [u32]) -> Result<()> {
+        mask.fill(0);
+        for token in self.next() {
+            mask[token as usize / 32] |= 1 << (token % 32);
+        }
+        Ok(())
+    }
+
+    fn accept(&mut self, token: TokenId) -> Result<()> {
+        if !self.next().any(|next| next == token) {
+            return Err(Error::Request { message: format!("token {token} is in none of the texts") });
+        }
+        self.taken.push(token);
+        Ok(())
+    }
+
+    fn validate(&mut self, tokens: &[TokenId]) -> usize {
+        let mut ahead = self.clone();
+        tokens.iter().take_while(|token| ahead.accept(**token).is_ok()).count()
+    }
+
+    fn rollback(&mut self, count: usize) -> Result<()> {
+        let left = self.taken.len().checked_sub(count).ok_or_else(|| Error::Request {
+            message: format!("{count} tokens cannot be taken back, {} were accepted", self.taken.len()),
+        })?;
+        self.taken.truncate(left);
+        Ok(())
+    }
+
+    fn can_end(&mut self) -> bool {
+        self.texts.contains(&self.taken)
+    }
+
+    fn is_complete(&self) -> bool {
+        self.texts.contains(&self.taken) && self.next().next().is_none()
+    }
+
+    fn fork(&self) -> Box<dyn TokenMatcher> {
+        Box::new(self.clone())
     }
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use frizzen_core::{BlockId, Request, RequestId, RowId, TokenId};
 
+use crate::constrained::Constrained;
 use crate::pool::BlockHash;
 
 /// A request from arrival to end. It is waiting iff it has no row.
@@ -21,6 +22,8 @@ pub(crate) struct State {
     pub arrival: u64,
     /// Prompt, then outputs.
     pub tokens: Vec<TokenId>,
+    /// The request's constraint, moved past its outputs.
+    pub constrained: Option<Constrained>,
     /// Drafts to verify in the next step.
     pub drafts: Vec<TokenId>,
     /// Length at which the request ends: prompt plus `max_tokens`, within the context.
@@ -88,6 +91,10 @@ impl State {
         // Without the first test a step could be planned past `max_tokens` (vLLM #27922); without the second its
         // positions would be guesses.
         if self.known() >= self.max_total || self.drafts_in_flight > 0 {
+            return 0;
+        }
+        // The mask of the next token depends on the one in flight.
+        if self.constrained.is_some() && self.placeholders > 0 {
             return 0;
         }
         self.known() + self.usable_drafts() - self.computed

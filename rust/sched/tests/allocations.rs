@@ -53,8 +53,14 @@ fn a_steady_decode_allocates_nothing_in_plan_and_commit() {
     for id in 0..u64::from(rows) {
         let prompt: Vec<u32> = (0..40).map(|i| (i * 7 + id as u32) % 1000).collect();
         let params = SamplingParams { temperature: 0.0, max_tokens: Some(400), ..SamplingParams::default() };
-        let request =
-            Request { prompt: prompt.into(), params, priority: 0, cache_salt: None, external_id: "".into() };
+        let request = Request {
+            prompt: prompt.into(),
+            params,
+            priority: 0,
+            constraint: None,
+            cache_salt: None,
+            external_id: "".into(),
+        };
         scheduler.add(RequestId(id), Arc::new(request), &[], 0, Duration::ZERO);
     }
     let (mut plan, mut output, mut events) = (StepPlan::default(), StepOutput::default(), Vec::new());

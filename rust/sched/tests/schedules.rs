@@ -6,8 +6,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use frizzen_core::{FinishReason, Request, RequestId, SamplingParams, TokenId};
-use frizzen_sched::sim::ChainModel;
+use frizzen_core::{FinishReason, Request, RequestId, SamplingParams, StopReason, TokenId};
+use frizzen_sched::sim::{ChainModel, OneOf};
 use frizzen_sched::{AdmissionLimits, Policy, Scheduler, SchedulerConfig, StepOutput, StepPlan};
 use proptest::prelude::*;
 
@@ -37,6 +37,7 @@ fn request(prompt: &[TokenId], max_tokens: u32) -> Arc<Request> {
             ..SamplingParams::default()
         },
         priority: 0,
+        constraint: None,
         cache_salt: None,
         external_id: "".into(),
     })
@@ -75,6 +76,7 @@ impl Rig {
         let planned = self.scheduler.plan(&mut plan, Duration::ZERO);
         if planned {
             self.check_plan(&plan);
+            self.scheduler.fill_masks(&mut plan, VOCAB);
             let mut output = StepOutput::default();
             self.model.run(&plan, &mut output, ChainModel::token_after);
             self.flight.push_back((plan, output));
@@ -207,6 +209,99 @@ proptest! {
         for (id, (request, aborted)) in requests.iter().enumerate() {
             if !aborted { rig.expect_text(id as u64, request); }
         }
+    }
+}
+
+/// Texts over a small alphabet, so that many share a prefix and some are the beginning of others.
+fn texts() -> impl Strategy<Value = Vec<Vec<TokenId>>> {
+    prop::collection::vec(prop::collection::vec(1..4 as TokenId, 1..12), 1..6)
+}
+
+fn constrained(prompt: &[TokenId], max_tokens: u32, texts: &[Vec<TokenId>]) -> Arc<Request> {
+    let mut request = Arc::unwrap_or_clone(request(prompt, max_tokens));
+    request.constraint = Some(Arc::new(OneOf(texts.into())));
+    Arc::new(request)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
+
+    /// Constrained requests beside plain ones, in any schedule and with any drafts, say what each of them says alone
+    /// and without drafts; and that is one of its texts.
+    #[test]
+    fn any_schedule_and_any_drafts_give_the_same_constrained_text(
+        requests in prop::collection::vec((prop::collection::vec(0..VOCAB, 1..10), 1..14_u32, prop::option::of(texts())), 1..6),
+        drafts in prop::collection::vec((0..6_usize, 0..6_usize, prop::collection::vec(0..5 as TokenId, 0..4)), 0..40),
+        depth in 0..2_usize,
+        max_num_batched_tokens in 4..40_u32,
+        num_blocks in 17..40_u32,
+    ) {
+        let admissions = AdmissionLimits::for_engine(4, max_num_batched_tokens, 64, 4, VOCAB);
+        let mut rig = Rig::new(SchedulerConfig { max_num_batched_tokens, num_blocks, admissions, ..config() }, depth);
+        let requests: Vec<Arc<Request>> = requests
+            .iter()
+            .map(|(prompt, max_tokens, texts)| match texts {
+                Some(texts) => constrained(prompt, *max_tokens, texts),
+                None => request(prompt, *max_tokens),
+            })
+            .collect();
+        for (id, request) in requests.iter().enumerate() {
+            rig.add(id as u64, request);
+        }
+        for (who, right, wrong) in drafts {
+            let who = who % requests.len();
+            let alone = alone(&requests[who]).0;
+            let done = rig.texts.get(&RequestId(who as u64)).map_or(0, Vec::len);
+            let mut draft: Vec<TokenId> = alone[done.min(alone.len())..].iter().copied().take(right).collect();
+            draft.extend(wrong);
+            rig.scheduler.set_drafts(RequestId(who as u64), &draft);
+            rig.turn();
+        }
+        rig.drain();
+        for (id, request) in requests.iter().enumerate() {
+            let id = RequestId(id as u64);
+            let (text, reason) = alone(request);
+            prop_assert_eq!(&rig.texts[&id], &text);
+            prop_assert_eq!(&rig.finished[&id], &reason);
+        }
+    }
+}
+
+/// What a request says on its own, one token per step; a constrained text is checked against its constraint.
+fn alone(request: &Arc<Request>) -> (Vec<TokenId>, FinishReason) {
+    let mut rig = Rig::new(config(), 0);
+    rig.add(0, request);
+    rig.drain();
+    let (text, reason) =
+        (rig.texts.remove(&RequestId(0)).unwrap_or_default(), rig.finished[&RequestId(0)].clone());
+    if let Some(constraint) = &request.constraint {
+        let mut matcher = constraint.matcher();
+        assert_eq!(matcher.validate(&text), text.len(), "a text that the constraint forbids");
+        for token in &text {
+            matcher.accept(*token).expect("validated a line above");
+        }
+        let complete = reason == FinishReason::Stop(StopReason::Complete);
+        assert_eq!(complete, matcher.is_complete(), "{text:?} ended with {reason:?}");
+        assert!(complete || reason == FinishReason::Length);
+    }
+    (text, reason)
+}
+
+#[test]
+fn an_end_of_sequence_is_sampled_only_where_a_constrained_text_may_end_vllm_49227() {
+    let eos = 7;
+    for ignore_eos in [false, true] {
+        let texts = [vec![1, 2], vec![1, 2, 3, 3]];
+        let mut only = Arc::unwrap_or_clone(constrained(&[5], 20, &texts));
+        // Whatever the model would say, it may say only these.
+        only.params.ignore_eos = ignore_eos;
+        let mut rig = Rig::new(config(), 1);
+        rig.scheduler.add(RequestId(0), Arc::new(only), &[eos, 6], 0, Duration::ZERO);
+        rig.drain();
+        let text = &rig.texts[&RequestId(0)];
+        let (body, end): (Vec<_>, Vec<_>) = text.iter().partition(|token| ![eos, 6].contains(token));
+        assert!(texts.contains(&body), "{text:?}");
+        assert!(end.len() <= usize::from(!ignore_eos), "{text:?}");
     }
 }
 

@@ -3,8 +3,9 @@
 
 use std::sync::Arc;
 
-use frizzen_core::{ParamLimits, Request, SamplingParams, TokenId};
+use frizzen_core::{Constraint, ParamLimits, Request, SamplingParams, TokenId};
 use frizzen_engine::EngineHandle;
+use frizzen_grammar::Grammar;
 use frizzen_text::parse::{Format, Start};
 use frizzen_text::{StreamOptions, TextStream, Tokenizer};
 
@@ -121,6 +122,7 @@ impl<'a> Plan<'a> {
     pub fn lower(
         &self,
         prompts: &[TokenPrompt],
+        grammar: Option<&Arc<Grammar>>,
         external_id: &Arc<str>,
         tokenizer: &Arc<Tokenizer>,
         writer: Box<dyn Writer>,
@@ -137,6 +139,7 @@ impl<'a> Plan<'a> {
                     prompt: Arc::clone(&prompt.tokens),
                     params: SamplingParams { seed, ..params.clone() },
                     priority: common.priority,
+                    constraint: grammar.map(|grammar| Arc::clone(grammar) as Arc<dyn Constraint>),
                     cache_salt: salt.clone(),
                     external_id: Arc::clone(external_id),
                 };

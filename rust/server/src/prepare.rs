@@ -1,9 +1,10 @@
-//! From a body to a lowered request: parse, check, render, tokenise. Synchronous, so that long bodies can be moved off
+//! From a body to a lowered request: parse, check, render, tokenise, compile its grammar. Synchronous, so that long bodies can be moved off
 //! the threads that serve everybody else.
 
 use std::sync::Arc;
 
 use frizzen_core::TokenId;
+use frizzen_grammar::Grammar;
 use frizzen_text::parse::{Format, Setup, Start, ToolSchemas};
 
 use crate::error::ApiError;
@@ -25,11 +26,18 @@ pub async fn prepare(
     body: bytes::Bytes,
     name: Arc<str>,
 ) -> Result<Lowered, ApiError> {
-    if body.len() <= INLINE {
+    if body.len() <= INLINE && !may_ask_for_grammar(&body) {
         return prepare_now(state, dialect, &body, name);
     }
     let state = Arc::clone(state);
     off_thread(move || prepare_now(&state, dialect, &body, name)).await
+}
+
+/// True if the body may name a field whose grammar has to be compiled. A field that is spelled with escapes is missed, and
+/// then prepared where it delays others.
+fn may_ask_for_grammar(body: &[u8]) -> bool {
+    let names = [&b"response_format"[..], b"structured_outputs"];
+    names.iter().any(|name| body.windows(name.len()).any(|part| part == *name))
 }
 
 /// Runs work of more than a few dozen microseconds where it delays no other request.
@@ -86,9 +94,19 @@ impl Job<'_> {
             parallel: request.parallel_tool_calls,
         };
         let readers = self.readers(request, &reading, shape);
+        // The grammar binds from the first token on, which the template has made a token of reasoning.
+        if let (Some(grammar), Start::Reasoning) = (&common.grammar, reading.start) {
+            let message = format!(
+                "{} cannot be enforced after reasoning, and the chat template has begun it; chat_template_kwargs may \
+                 turn it off",
+                grammar.field
+            );
+            return Err(ApiError::unsupported(grammar.field, message));
+        }
         let plan = plan.reading(reading);
         let tokens: Arc<[TokenId]> =
             plan.tokenise(&text, common.add_special.unwrap_or(false), self.model)?.into();
+        let grammar = self.state.grammar(common.grammar.as_ref())?;
         let name = self.answer_name(common);
         let writer = chat::Chat::new(
             envelope(
@@ -96,6 +114,7 @@ impl Job<'_> {
                 served,
                 ["chat.completion.chunk", "chat.completion"],
                 common,
+                grammar.as_deref(),
             ),
             self.pieces(common),
             Arc::clone(&tokens),
@@ -105,7 +124,7 @@ impl Job<'_> {
             shape,
         );
         let prompts = [TokenPrompt { tokens, echo: None }];
-        plan.lower(&prompts, &name, &self.model.tokenizer, Box::new(writer))
+        plan.lower(&prompts, grammar.as_ref(), &name, &self.model.tokenizer, Box::new(writer))
     }
 
     /// How the text of an answer to this prompt is read.
@@ -141,16 +160,17 @@ impl Job<'_> {
             Plan::new(&common, limits.params, PromptKind { field: "prompt", echo, continues_text: true })?;
         let prompts = prompts.into_iter().map(|prompt| self.token_prompt(prompt, &common, &plan, echo));
         let prompts = prompts.collect::<Result<Vec<_>, _>>()?;
+        let grammar = self.state.grammar(common.grammar.as_ref())?;
         let name = self.answer_name(&common);
         let writer = completion::Completion::new(
-            envelope(&format!("cmpl-{name}"), served, ["text_completion"; 2], &common),
+            envelope(&format!("cmpl-{name}"), served, ["text_completion"; 2], &common, grammar.as_deref()),
             self.pieces(&common),
             prompts.iter().map(|prompt| Arc::clone(&prompt.tokens)).collect(),
             common.n as usize,
             as_count(common.params.logprobs),
             as_count(common.params.prompt_logprobs),
         );
-        plan.lower(&prompts, &name, &self.model.tokenizer, Box::new(writer))
+        plan.lower(&prompts, grammar.as_ref(), &name, &self.model.tokenizer, Box::new(writer))
     }
 
     fn token_prompt(
@@ -186,7 +206,14 @@ impl Job<'_> {
     }
 }
 
-fn envelope(id: &str, model: &str, [chunk, whole]: [&str; 2], common: &Common) -> Envelope {
-    let header = Header { id, created: unix_time(), model };
+fn envelope(
+    id: &str,
+    model: &str,
+    [chunk, whole]: [&str; 2],
+    common: &Common,
+    grammar: Option<&Grammar>,
+) -> Envelope {
+    let grammar_enforced = grammar.map(|grammar| grammar.dropped().is_empty());
+    let header = Header { id, created: unix_time(), model, grammar_enforced };
     Envelope::new(&header, chunk, whole, common.shown.clone())
 }

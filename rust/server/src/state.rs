@@ -7,6 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use frizzen_core::{Error, ParamLimits};
 use frizzen_engine::{EngineHandle, Health, WorkerInfo};
+use frizzen_grammar::{Grammar, GrammarCompiler, GrammarError, GrammarLimits};
 use frizzen_metrics::{EngineMetrics, HttpMetrics, Metrics};
 use frizzen_text::parse::Format;
 use frizzen_text::{ChatTemplate, LoadError, RenderRequest, Tokenizer};
@@ -16,7 +17,8 @@ use crate::config::{HttpArgs, SchedulingPolicy, ServerConfig};
 use crate::error::{ApiError, quoted};
 use crate::ids::IdSource;
 use crate::request::chat::Conversation;
-use crate::request::{Limits, Unused};
+use crate::request::constraint::refused;
+use crate::request::{Limits, RequestedGrammar, Unused};
 
 /// How handlers hold the state.
 pub type SharedState = Arc<AppState>;
@@ -106,6 +108,8 @@ pub struct AppState {
     /// When the server started, in seconds since 1970.
     pub created: u64,
     text: OnceLock<TextModel>,
+    /// Made by the first request that needs it: most servers get none, and it takes a while.
+    grammars: OnceLock<Result<GrammarCompiler, GrammarError>>,
     warned: Mutex<HashSet<String>>,
 }
 
@@ -131,6 +135,7 @@ impl AppState {
             max_open: config.scheduling.max_queue,
             created: unix_time(),
             text: OnceLock::new(),
+            grammars: OnceLock::new(),
             warned: Mutex::default(),
         })
     }
@@ -154,6 +159,21 @@ impl AppState {
         }
         let loading = || ApiError::busy("loading: reading the tokenizer");
         Ok((self.engine.info().ok_or_else(loading)?, self.text.get().ok_or_else(loading)?))
+    }
+
+    /// The grammar that a request asks for. Takes up to seconds: not for the threads that serve everybody.
+    ///
+    /// # Errors
+    /// 400 that names the field and the construct.
+    pub fn grammar(&self, asked: Option<&RequestedGrammar>) -> Result<Option<Arc<Grammar>>, ApiError> {
+        let Some(RequestedGrammar { spec, field }) = asked else { return Ok(None) };
+        let (info, model) = self.model()?;
+        let compiler = self.grammars.get_or_init(|| {
+            let limits = GrammarLimits::default();
+            GrammarCompiler::new(&model.tokenizer, info.vocab_size, &info.eos_token_ids, limits)
+        });
+        let grammar = compiler.as_ref().map_err(Clone::clone).and_then(|compiler| compiler.compile(spec));
+        grammar.map(Some).map_err(|error| refused(field, &error))
     }
 
     /// What requests may ask for.

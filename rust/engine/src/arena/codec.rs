@@ -90,6 +90,21 @@ impl<'a> Arena<'a> {
         words[header::NUM_ADMITS] = plan.admissions.len() as i64;
         words[header::MAX_QUERY] = plan.rows.iter().map(|row| i64::from(row.num_tokens)).max().unwrap_or(0);
         words[header::MAX_CONTEXT] = plan.max_context() as i64;
+        words[header::NUM_MASKS] = plan.mask_rows.len() as i64;
+        Ok(())
+    }
+
+    /// Writes the masks of the plan that was laid out last, once they are filled.
+    ///
+    /// # Errors
+    /// `Fatal` if they are not one per mask row.
+    pub fn encode_masks(&mut self, plan: &StepPlan) -> Result<(), WorkerError> {
+        let words = self.layout.limits().vocab_size.div_ceil(32);
+        if plan.masks.len() != plan.mask_rows.len() * words {
+            return Err(overflow("masks", plan.masks.len(), plan.mask_rows.len() * words));
+        }
+        let target = self.get_mut::<u32>(S::masks);
+        target[..plan.masks.len()].copy_from_slice(&plan.masks);
         Ok(())
     }
 
@@ -100,6 +115,7 @@ impl<'a> Arena<'a> {
         self.write(S::sample_tokens, plan.sample_tokens.iter().copied())?;
         self.write(S::sample_rows, plan.sample_rows.iter().copied())?;
         self.write(S::uniforms, plan.uniforms.iter().copied())?;
+        self.write(S::mask_rows, plan.mask_rows.iter().map(|row| *row as i32))?;
         let positions = &plan.prompt_positions;
         self.write(S::prompt_tokens, positions.iter().map(|position| position.token as i32))?;
         self.write(S::prompt_rows, positions.iter().map(|position| position.row as i32))?;
@@ -136,7 +152,7 @@ impl<'a> Arena<'a> {
         let sampled = self.get::<i32>(S::sampled);
         for (at, row) in plan.rows.iter().enumerate() {
             if statuses[at] != status::OK {
-                output.failed.push((row.row, "the logits of this request are not finite".to_owned()));
+                output.failed.push((row.row, failure_of(plan, at).to_owned()));
                 output.num_sampled.push(0);
                 continue;
             }
@@ -207,6 +223,17 @@ impl<'a> Arena<'a> {
             top_start,
             top_len: len as u32,
         }
+    }
+}
+
+/// Why a row has no token.
+fn failure_of(plan: &StepPlan, row: usize) -> &'static str {
+    let is_masked = plan.mask_rows.iter().any(|sample| plan.sample_rows[*sample as usize] as usize == row);
+    if is_masked {
+        "no token is left to this request: its grammar, token rules and bias allow none in common, or its logits are \
+         not finite"
+    } else {
+        "the logits of this request are not finite"
     }
 }
 

@@ -14,7 +14,7 @@ pub use codec::Arena;
 use crate::worker::WorkerInfo;
 
 /// Version of the layout, in the header's first word.
-pub const VERSION: i64 = 1;
+pub const VERSION: i64 = 2;
 
 /// Element type of a section.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,6 +66,8 @@ pub struct ArenaLimits {
     pub max_history: usize,
     /// Token rules that the admissions of one step may carry.
     pub max_rules: usize,
+    /// Logits of the model.
+    pub vocab_size: usize,
 }
 
 /// One array of the arena.
@@ -144,6 +146,8 @@ sections!(
     prompt_ranks,
     prompt_top_tokens,
     prompt_top_logprobs,
+    mask_rows,
+    masks,
 );
 
 /// Words of the header, by index. `header` is `int64[16]`.
@@ -170,6 +174,8 @@ pub mod header {
     pub const MAX_QUERY: usize = 9;
     /// Longest context of the step, its own tokens included.
     pub const MAX_CONTEXT: usize = 10;
+    /// Rows of `masks`: the step waits for them before it samples.
+    pub const NUM_MASKS: usize = 11;
     /// Number of words.
     pub const LEN: usize = 16;
 }
@@ -250,7 +256,8 @@ impl S {
                 (I32, vec![rows])
             }
             S::query_start => (I32, vec![rows + 1]),
-            S::sample_tokens | S::sample_rows => (I32, vec![samples]),
+            S::sample_tokens | S::sample_rows | S::mask_rows => (I32, vec![samples]),
+            S::masks => (I32, vec![samples, limits.vocab_size.div_ceil(32)]),
             S::uniforms => (F64, vec![samples]),
             S::block_rows | S::block_columns | S::block_ids => (I32, vec![limits.max_block_deltas]),
             S::admit_ints => (I32, vec![rows, admit_int::LEN]),
@@ -282,6 +289,7 @@ impl ArenaLimits {
             max_block_deltas: admissions.block_deltas as usize,
             max_history: admissions.history as usize,
             max_rules: admissions.rules as usize,
+            vocab_size: info.vocab_size as usize,
         }
     }
 }

@@ -148,7 +148,7 @@ impl Sample {
         let OutputDelta { tokens, logprobs, prompt_logprobs, finish, .. } = delta;
         let mut choice = ChoiceDelta { echo: self.echo.take(), prompt_logprobs, ..ChoiceDelta::default() };
         // A stop token ends the text without being part of it.
-        let stops = matches!(finish, Some(FinishReason::Stop(StopReason::Eos(_) | StopReason::Token(_))));
+        let stops = finish.as_ref().is_some_and(FinishReason::is_stop_token);
         let hides = usize::from(stops && !ending.include_stop && !tokens.is_empty());
         let mut shown = self.text.push(&tokens[..tokens.len() - hides]);
         if finish.is_some() {

@@ -39,6 +39,8 @@ pub struct Header<'a> {
     pub created: u64,
     /// The name of the model.
     pub model: &'a str,
+    /// Whether every part of the grammar that was asked for is enforced; `None` if none was.
+    pub grammar_enforced: Option<bool>,
 }
 
 impl Envelope {
@@ -53,6 +55,10 @@ impl Envelope {
             json::integer(&mut head, header.created);
             head.extend_from_slice(b",\"model\":");
             json::string(&mut head, header.model);
+            if let Some(enforced) = header.grammar_enforced {
+                head.extend_from_slice(b",\"grammar_enforced\":");
+                head.extend_from_slice(if enforced { b"true" } else { b"false" });
+            }
             head.extend_from_slice(b",\"choices\":[");
             head
         };

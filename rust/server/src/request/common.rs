@@ -5,6 +5,7 @@ use frizzen_text::parse::Format;
 use serde_json::Value;
 
 use crate::error::{ApiError, quoted, shortened};
+use crate::request::constraint::{self, RequestedGrammar};
 use crate::request::fields::Fields;
 
 /// Most samples of one prompt.
@@ -61,6 +62,8 @@ pub struct Common {
     pub params: SamplingParams,
     /// Samples per prompt.
     pub n: u32,
+    /// What the output must satisfy, if anything.
+    pub grammar: Option<RequestedGrammar>,
     /// Stop strings, none of them empty.
     pub stop: Vec<String>,
     /// Keep the stop string that ended the output.
@@ -95,6 +98,7 @@ impl Common {
         Ok(Self {
             model: fields.string("model")?,
             n: fields.integer("n", 1..=MAX_N)?.unwrap_or(1),
+            grammar: constraint::requested(fields)?,
             stop,
             include_stop: fields.flag("include_stop_str_in_output")?,
             skip_special: fields.boolean("skip_special_tokens")?.unwrap_or(true),

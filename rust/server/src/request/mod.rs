@@ -1,12 +1,13 @@
 //! Request bodies: parsed, checked, typed. Nothing here knows HTTP or the engine.
 //!
 //! * [`parity`]: which fields exist, as data. * [`fields`]: typed access to a body.
-//! * [`common`]: what both dialects share. * [`chat`], [`completion`]: the dialects.
-//! * [`tools`]: which tools may be called.
+//! * [`common`]: what both dialects share, [`constraint`] among it. * [`chat`], [`completion`]: the dialects.
+//! [`tools`]: which tools may be called.
 
 pub mod chat;
 pub mod common;
 pub mod completion;
+pub mod constraint;
 pub mod fields;
 pub mod parity;
 pub mod tools;
@@ -17,6 +18,7 @@ mod tests;
 pub use chat::ChatRequest;
 pub use common::{Common, Limits, Shown, TruncationSide};
 pub use completion::{CompletionRequest, Prompt};
+pub use constraint::RequestedGrammar;
 pub use fields::{Fields, Unused};
 pub use parity::Dialect;
 pub use tools::ToolChoice;

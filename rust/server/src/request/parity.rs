@@ -121,7 +121,6 @@ const fn never(off: Off, why: &'static str) -> Support {
 use Support::{Ignored, Renamed, Unknown, Yes};
 
 const GUIDED: Support = Renamed("structured_outputs");
-const NO_CONSTRAINT: &str = "constrained output is not supported";
 const NO_MEDIA: &str = "only text goes in and out";
 const LABEL: Support = Ignored("a label for the provider's own records");
 
@@ -185,7 +184,7 @@ pub const FIELDS: &[Field] = &[
     chat("reasoning_effort", Yes),
     both("repetition_penalty", Yes),
     both("request_id", Yes),
-    both("response_format", later(Off::Type("text"), NO_CONSTRAINT)),
+    both("response_format", Yes),
     both("return_prompt_text", later(Off::False, "return_prompt_text is not supported; echo is")),
     both("return_token_ids", Yes),
     both(
@@ -207,7 +206,7 @@ pub const FIELDS: &[Field] = &[
     both("stream", Yes),
     both("stream_options", Yes),
     both("structural_tag", GUIDED),
-    both("structured_outputs", later(Off::Empty, NO_CONSTRAINT)),
+    both("structured_outputs", Yes),
     completions("suffix", later(Off::Empty, "there is no fill-in-the-middle")),
     both("temperature", Yes),
     both("thinking_token_budget", later(Off::Null, "there is no reasoning parser that could count them")),
