@@ -51,8 +51,8 @@ class RequestOutput:
     num_cached_tokens: int
     """Prompt tokens taken from the prefix cache."""
     speculation: dict[str, Any] | None = None
-    """What drafts did, if the request spoke of them: ``drafts``, ``accepted``, ``saved_ms``, steps by ``lengths``
-    and ``reasons``."""
+    """What drafts did, if the request spoke of them: ``drafts``, ``accepted``, ``saved_ms``, and steps by
+    ``lengths`` and ``reasons``."""
 
     @classmethod
     def of(cls, output: CoreOutput, prompt: str | None, decode: Callable[[int], str]) -> RequestOutput:

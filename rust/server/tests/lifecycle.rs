@@ -204,9 +204,13 @@ fn a_loading_server_says_what_it_does() {
     assert_eq!(get("/version").status, 200);
     assert_eq!(get("/metrics").status, 200);
     // The worker is there before the tokenizer: still not ready.
-    let mut loop_ =
-        frizzen_engine::Engine::new(seat, script("x"), config.engine_options(None), state.engine_metrics.clone())
-            .unwrap();
+    let mut loop_ = frizzen_engine::Engine::new(
+        seat,
+        script("x"),
+        config.engine_options(None),
+        state.engine_metrics.clone(),
+    )
+    .unwrap();
     assert_eq!(get("/v1/models").status, 503);
     state.set_text(mock::text_model().unwrap());
     assert_eq!(get("/v1/models").status, 200);
