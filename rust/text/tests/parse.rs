@@ -175,7 +175,7 @@ fn every_format_has_fixtures() {
 }
 
 #[test]
-fn a_call_is_complete_exactly_if_its_arguments_parse_vllm_53269() {
+fn a_call_is_complete_only_if_its_arguments_parse_vllm_53269() {
     // Cutting every fixture everywhere is what a sweep of `max_tokens` does.
     for case in CASES.iter() {
         for place in 0..=case.input.len() {
