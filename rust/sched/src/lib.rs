@@ -12,8 +12,8 @@
 
 pub mod commit;
 pub mod config;
-pub mod draft;
 mod constrained;
+pub mod draft;
 pub mod draw;
 pub mod plan;
 mod planner;

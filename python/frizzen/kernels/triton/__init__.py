@@ -54,6 +54,13 @@ def _requires_power_of_two_groups(facts: Facts) -> Reason | None:
     return _requires(facts)
 
 
+def _requires_aligned_rows(facts: Facts) -> Reason | None:
+    for name in ("hidden", "intermediate"):
+        if facts.size(name) * facts.dtype.itemsize % 16:
+            return Reason("shape", f"{name} is {facts.size(name)}, its rows are no multiple of 16 bytes")
+    return _requires(facts)
+
+
 def _built_by(module: str, name: str) -> Callable[[Facts], Any]:
     def build(facts: Facts) -> Any:
         return getattr(importlib.import_module(f"{__name__}.{module}"), name).build(facts)
@@ -76,5 +83,5 @@ CANDIDATES = (
     _candidate(ROPE.name, "rope", "Rope"),
     _candidate(ATTENTION_PAGED.name, "attention", "PagedAttention"),
     _candidate(MOE_ROUTE.name, "route", "Router", _requires_power_of_two_groups),
-    _candidate(MOE_EXPERTS.name, "moe", "MoeExperts"),
+    _candidate(MOE_EXPERTS.name, "moe", "MoeExperts", _requires_aligned_rows),
 )

@@ -69,13 +69,13 @@ def _attend_keys(
     """One pass of the online softmax over the keys ``start`` to ``end``; unmasked where every query sees every key."""
     column = tl.arange(0, BLOCK_D)
     wide = column < D
+    position = start + tl.arange(0, BLOCK_N)
+    # The blocks of a step are looked up one step ahead, so that its keys wait for memory once and not twice.
+    block = tl.load(blocks + position // BLOCK_SIZE, mask=position < context, other=0)
     for first in range(start, end, BLOCK_N):
         position = first + tl.arange(0, BLOCK_N)
-        if MASKED:
-            there = position < context
-            block = tl.load(blocks + position // BLOCK_SIZE, mask=there, other=0)
-        else:
-            block = tl.load(blocks + position // BLOCK_SIZE)
+        there = position < context
+        following = tl.load(blocks + (position + BLOCK_N) // BLOCK_SIZE, mask=position + BLOCK_N < context, other=0)
         at = block.to(tl.int64) * block_stride + position % BLOCK_SIZE * token_stride
         if MASKED:
             k = tl.load(keys + at[None, :] + column[:, None], mask=there[None, :] & wide[:, None], other=0.0)
@@ -108,6 +108,7 @@ def _attend_keys(
         total = multiply_add(weight.to(v.dtype), v, total * shrink[:, None], PRECISION)
         norm = norm * shrink + tl.sum(weight, axis=1)
         peak = higher
+        block = following
     return total, peak, norm
 
 
@@ -327,7 +328,7 @@ def _tile_for(pairs: int, programs: int, group: int, head_dim: int, dtype: torch
     if dtype == torch.float32 or head_dim > 128:
         return Tile(max(min(wanted, 32), least), 32, 4, 2)
     if wanted >= 128:
-        return Tile(max(128, least), 64, 4 if least <= 128 else 8, 3)
+        return Tile(max(128, least), 64, 8, 3)
     # Many rows: small programs, so that more of them are there to wait for memory.
     return Tile(wanted, 32, 2, 2) if programs >= 2 and wanted == 16 else Tile(wanted, 128 if wanted == 16 else 64, 4, 3)
 

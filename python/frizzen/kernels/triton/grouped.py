@@ -3,7 +3,8 @@
 Bound by arithmetic. Sorting is a count, a scan and a scatter on the device; which pair comes first within an expert is left
 to chance (an atomic counter), because rows of a product do not depend on each other. The first product gathers its rows
 from ``x`` and stores the activation in sorted order; the second reads that and stores each pair at its own place, from
-where ``experts.combine`` adds up every token.
+where ``experts.combine`` adds up every token. Tiles of whole matrices are read through descriptors: by the copy engine,
+where the device has one, which leaves the registers to the sums.
 """
 # mypy: disable-error-code="misc, no-untyped-def, no-untyped-call"
 
@@ -23,8 +24,8 @@ def count_pairs(ids, counts, pairs, BLOCK: tl.constexpr, PDL: tl.constexpr):
     """Adds up how many pairs every expert has, in ``counts [E]``, zero before."""
     pair = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     await_inputs(PDL)
-    release_next(PDL)
     expert = tl.load(ids + pair, mask=pair < pairs, other=-1)
+    release_next(PDL)
     tl.atomic_add(counts + expert, 1, mask=expert >= 0, sem="relaxed")
 
 
@@ -37,9 +38,9 @@ def place_experts(
     expert = tl.arange(0, EXPERTS)
     tile = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     await_inputs(PDL)
-    release_next(PDL)
     tiles = tl.cdiv(tl.load(counts + expert, mask=expert < E, other=0), M)
     ends = tl.cumsum(tiles, axis=0)
+    release_next(PDL)
     if tl.program_id(0) == 0:
         tl.store(cursors + expert, (ends - tiles) * M, mask=expert < E)
     before = tl.sum((ends[None, :] <= tile[:, None]).to(tl.int32), axis=1)
@@ -51,9 +52,9 @@ def scatter_pairs(ids, cursors, order, pairs, BLOCK: tl.constexpr, PDL: tl.const
     """Writes every pair into its expert's part of ``order``; what stays -1 there is padding."""
     pair = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     await_inputs(PDL)
-    release_next(PDL)
     expert = tl.load(ids + pair, mask=pair < pairs, other=-1)
     place = tl.atomic_add(cursors + expert, 1, mask=expert >= 0, sem="relaxed")
+    release_next(PDL)
     tl.store(order + place, pair, mask=expert >= 0)
 
 
@@ -74,13 +75,10 @@ def gate_up_many(
     K: tl.constexpr, BIAS: tl.constexpr, CLAMP: tl.constexpr, M: tl.constexpr, ROWS: tl.constexpr,
     COLUMNS: tl.constexpr, EVEN: tl.constexpr, BAND: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """``act [places, I]`` in sorted order: the first product and the activation."""
+    """``act [places, I]`` in sorted order: the first product and the activation. ``w13`` is a descriptor of ``[E * 2 * I, H]``."""
     tile, block = _tile_of(tl.cdiv(I, ROWS), most_tiles, BAND)
-    row = block * ROWS + tl.arange(0, ROWS)
-    exists = row < I
     await_inputs(PDL)
-    release_next(PDL)
-    expert = tl.load(tile_experts + tile).to(tl.int64)
+    expert = tl.load(tile_experts + tile)
     if expert < 0:
         return
     place = tile * M + tl.arange(0, M)
@@ -88,19 +86,20 @@ def gate_up_many(
     present = pair >= 0
     column = tl.arange(0, COLUMNS)
     x_at = x + (pair // K).to(tl.int64)[:, None] * x_stride + column[None, :]
-    gate_at = w13 + (expert * 2 * I + row)[None, :] * H + column[:, None]
-    up_at = gate_at + I * H
+    # A block that sticks out of the gate reads rows of something else; their results are not stored.
+    gate_row = expert * 2 * I + block * ROWS
     gate = tl.zeros([M, ROWS], dtype=tl.float32)
     up = tl.zeros([M, ROWS], dtype=tl.float32)
     for start in range(0, H, COLUMNS):
-        values_mask = present[:, None]
-        mask = exists[None, :]
+        mask = present[:, None]
         if not EVEN:
-            values_mask = values_mask & (start + column < H)[None, :]
-            mask = mask & (start + column < H)[:, None]
-        values = tl.load(x_at + start, mask=values_mask, other=0.0)
-        gate = multiply_add(values, tl.load(gate_at + start, mask=mask, other=0.0), gate, PRECISION)
-        up = multiply_add(values, tl.load(up_at + start, mask=mask, other=0.0), up, PRECISION)
+            mask = mask & (start + column < H)[None, :]
+        values = tl.load(x_at + start, mask=mask, other=0.0)
+        gate = multiply_add(values, w13.load([gate_row, start]).T, gate, PRECISION)
+        up = multiply_add(values, w13.load([gate_row + I, start]).T, up, PRECISION)
+    release_next(PDL)
+    row = block * ROWS + tl.arange(0, ROWS)
+    exists = row < I
     if BIAS:
         gate += tl.load(b13 + expert * 2 * I + row, mask=exists, other=0.0).to(tl.float32)[None, :]
         up += tl.load(b13 + expert * 2 * I + I + row, mask=exists, other=0.0).to(tl.float32)[None, :]
@@ -112,33 +111,27 @@ def gate_up_many(
 @triton.jit(do_not_specialize=["most_tiles"])
 def down_many(
     act, w2, b2, weights, order, tile_experts, partial, most_tiles, H, I,
-    BIAS: tl.constexpr, M: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, EVEN: tl.constexpr,
-    BAND: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+    BIAS: tl.constexpr, M: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, BAND: tl.constexpr,
+    PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """``partial [T * k, H]``: the second product of every pair, times the pair's weight, at the pair's place."""
+    """``partial [T * k, H]``: the second product of every pair, times the pair's weight, at the pair's place.
+
+    ``act`` is a descriptor of ``[places, I]``, ``w2`` of ``[E * H, I]``: what lies past a border is zero.
+    """
     tile, block = _tile_of(tl.cdiv(H, ROWS), most_tiles, BAND)
-    row = block * ROWS + tl.arange(0, ROWS)
-    exists = row < H
     await_inputs(PDL)
-    release_next(PDL)
-    expert = tl.load(tile_experts + tile).to(tl.int64)
+    expert = tl.load(tile_experts + tile)
     if expert < 0:
         return
-    place = tile * M + tl.arange(0, M)
-    pair = tl.load(order + place)
-    present = pair >= 0
-    column = tl.arange(0, COLUMNS)
-    act_at = act + place.to(tl.int64)[:, None] * I + column[None, :]
-    weight_at = w2 + (expert * H + row)[None, :] * I + column[:, None]
     y = tl.zeros([M, ROWS], dtype=tl.float32)
     for start in range(0, I, COLUMNS):
-        mask = exists[None, :]
-        if EVEN:
-            values = tl.load(act_at + start)
-        else:
-            values = tl.load(act_at + start, mask=(start + column < I)[None, :], other=0.0)
-            mask = mask & (start + column < I)[:, None]
-        y = multiply_add(values, tl.load(weight_at + start, mask=mask, other=0.0), y, PRECISION)
+        weight = w2.load([expert * H + block * ROWS, start])
+        y = multiply_add(act.load([tile * M, start]), weight.T, y, PRECISION)
+    release_next(PDL)
+    row = block * ROWS + tl.arange(0, ROWS)
+    exists = row < H
+    pair = tl.load(order + tile * M + tl.arange(0, M))
+    present = pair >= 0
     if BIAS:
         y += tl.load(b2 + expert * H + row, mask=exists, other=0.0).to(tl.float32)[None, :]
     y *= tl.load(weights + pair, mask=present, other=0.0)[:, None]

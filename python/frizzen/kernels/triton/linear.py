@@ -167,10 +167,11 @@ def tile_for(tokens: int, in_features: int, out_features: int, dtype: torch.dtyp
         return Tile(max(8192 // columns // (dtype.itemsize // 2), 1), columns, 4, 1)
     if dtype == torch.float32:
         return Tile(32, 32, 4, 2)
-    wanted = 2 * processors // triton.cdiv(out_features, _ROWS)
-    most = in_features // (4 * _COLUMNS)
-    splits = 1 << max(min(wanted, most, 8), 1).bit_length() - 1
-    return Tile(_ROWS, _COLUMNS, 4, 3 if splits == 1 else 4, splits)
+    blocks = triton.cdiv(out_features, _ROWS)
+    most = max(min(processors // blocks, in_features // (4 * _COLUMNS), 8), 1)
+    # With several blocks for every processor they wait for memory in turn; fewer must each have more on the way.
+    stages = 3 if blocks >= 4 * processors else 6 if tokens <= 32 else 4
+    return Tile(_ROWS, _COLUMNS, 4, stages, 1 << most.bit_length() - 1)
 
 
 _ROWS, _COLUMNS = 64, 128

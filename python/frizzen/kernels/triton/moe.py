@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 import triton
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from frizzen.kernels.facts import Facts
 from frizzen.kernels.moe_ops import Experts
@@ -150,13 +151,18 @@ class MoeExperts:
         order, tile_experts = self._sort(ids, m, most_tiles)
         act = torch.empty(most_tiles * m, I, dtype=x.dtype, device=x.device)
         partial = torch.empty(pairs, H, dtype=x.dtype, device=x.device)
+        up_constants, down_constants = self._many_constants(up, H), self._many_constants(down, I)
+        columns = down_constants["COLUMNS"]
+        w13 = TensorDescriptor.from_tensor(layer.w13.view(-1, H), [up.rows, up_constants["COLUMNS"]])
+        w2 = TensorDescriptor.from_tensor(layer.w2.view(-1, I), [down.rows, columns])
         many.gate_up_many[(most_tiles * triton.cdiv(I, up.rows),)](
-            x, layer.w13, layer.b13, order, tile_experts, act, most_tiles, x.stride(0), H, I, *self._scalars(),
-            K=k, BIAS=layer.b13 is not None, CLAMP=self.activation.clamp > 0, M=m, **self._many_constants(up, H),
+            x, w13, layer.b13, order, tile_experts, act, most_tiles, x.stride(0), H, I, *self._scalars(),
+            K=k, BIAS=layer.b13 is not None, CLAMP=self.activation.clamp > 0, M=m,
+            EVEN=H % up_constants["COLUMNS"] == 0, **up_constants,
         )  # fmt: skip
         many.down_many[(most_tiles * triton.cdiv(H, down.rows),)](
-            act, layer.w2, layer.b2, weights, order, tile_experts, partial, most_tiles, H, I,
-            BIAS=layer.b2 is not None, M=m, **self._many_constants(down, I),
+            TensorDescriptor.from_tensor(act, [m, columns]), w2, layer.b2, weights, order, tile_experts, partial,
+            most_tiles, H, I, BIAS=layer.b2 is not None, M=m, **down_constants,
         )  # fmt: skip
         return self._combine(partial, ids, tokens)
 
@@ -203,11 +209,9 @@ class MoeExperts:
         }
 
     def _many_constants(self, tile: ManyTile, size: int) -> dict[str, Any]:
-        columns = min(tile.columns, round_up_power(size, 16))
         return {
             "ROWS": tile.rows,
-            "COLUMNS": columns,
-            "EVEN": size % columns == 0,
+            "COLUMNS": min(tile.columns, round_up_power(size, 16)),
             "BAND": tile.band,
             "PRECISION": precision(self.dtype),
             "num_warps": tile.warps,
@@ -221,7 +225,7 @@ def one_tiles(hidden: int, intermediate: int, top_k: int) -> tuple[OneTile, OneT
     wide, tall = round_up_power(hidden), round_up_power(intermediate) * round_up_power(top_k)
     if wide > 8192 or tall > 32768:
         return None
-    return OneTile(max(4096 // wide, 1), 4, 4, 3), OneTile(1, 4, 4 if tall <= 8192 else 8, 3)
+    return OneTile(1, 2, 4, 2), OneTile(1, 4, 4 if tall <= 8192 else 8, 3)
 
 
 def few_tiles(tokens: int, top_k: int, experts: int, dtype: torch.dtype) -> tuple[Tile, Tile]:
@@ -239,4 +243,4 @@ def many_tiles(tokens: int, top_k: int, experts: int, dtype: torch.dtype) -> tup
         return 32, ManyTile(32, 32, 8, 4, 2), ManyTile(32, 32, 8, 4, 2)
     if tokens * top_k < 128 * experts:
         return 64, ManyTile(64, 64, 16, 4, 3), ManyTile(128, 64, 8, 4, 3)
-    return 128, ManyTile(128, 64, 16, 8, 4), ManyTile(128, 64, 16, 8, 3)
+    return 128, ManyTile(128, 64, 16, 8, 4), ManyTile(256, 64, 16, 8, 4)

@@ -58,7 +58,7 @@ def _limit(choice, E: tl.constexpr, GROUPS: tl.constexpr, TOP_GROUPS: tl.constex
     group = tl.arange(0, GROUPS)[None, :]
     keys = _keys(best, group, GROUPS)
     kept = tl.zeros([tokens, GROUPS], dtype=tl.int32)
-    for _ in tl.static_range(TOP_GROUPS):
+    for _ in range(TOP_GROUPS):
         chosen, _, keys = _best(keys, GROUPS)
         kept = tl.where(group == chosen[:, None], 1, kept)
     return tl.reshape(tl.where(kept[:, :, None] > 0, members, float("-inf")), (tokens, E))
@@ -191,7 +191,7 @@ def _route(
     place = tl.arange(0, TOP)[None, :]
     chosen = tl.zeros([TOKENS, TOP], dtype=tl.int32)
     gains = tl.zeros([TOKENS, TOP], dtype=tl.float32)
-    for position in tl.static_range(K):
+    for position in range(K):
         best, score, keys = _best(keys, EXPERTS)
         if CORRECTION:
             score = tl.sum(tl.where(expert[None, :] == best[:, None], scores, 0.0), axis=1)

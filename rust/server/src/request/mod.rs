@@ -2,7 +2,7 @@
 //!
 //! * [`parity`]: which fields exist, as data. * [`fields`]: typed access to a body.
 //! * [`common`]: what both dialects share, [`constraint`] among it. * [`chat`], [`completion`]: the dialects.
-//! [`tools`]: which tools may be called.
+//!   [`tools`]: which tools may be called.
 
 pub mod chat;
 pub mod common;
