@@ -61,6 +61,7 @@ def _attend_keys(
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     MASKED: tl.constexpr,
+    AHEAD: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -70,12 +71,15 @@ def _attend_keys(
     column = tl.arange(0, BLOCK_D)
     wide = column < D
     position = start + tl.arange(0, BLOCK_N)
-    # The blocks of a step are looked up one step ahead, so that its keys wait for memory once and not twice.
     block = tl.load(blocks + position // BLOCK_SIZE, mask=position < context, other=0)
     for first in range(start, end, BLOCK_N):
         position = first + tl.arange(0, BLOCK_N)
         there = position < context
-        following = tl.load(blocks + (position + BLOCK_N) // BLOCK_SIZE, mask=position + BLOCK_N < context, other=0)
+        if AHEAD:
+            # The blocks of the next step, so that its keys wait for memory once and not twice; it takes registers.
+            following = tl.load(blocks + (position + BLOCK_N) // BLOCK_SIZE, mask=position + BLOCK_N < context, other=0)
+        else:
+            block = tl.load(blocks + position // BLOCK_SIZE, mask=there, other=0)
         at = block.to(tl.int64) * block_stride + position % BLOCK_SIZE * token_stride
         if MASKED:
             k = tl.load(keys + at[None, :] + column[:, None], mask=there[None, :] & wide[:, None], other=0.0)
@@ -108,7 +112,8 @@ def _attend_keys(
         total = multiply_add(weight.to(v.dtype), v, total * shrink[:, None], PRECISION)
         norm = norm * shrink + tl.sum(weight, axis=1)
         peak = higher
-        block = following
+        if AHEAD:
+            block = following
     return total, peak, norm
 
 
@@ -242,12 +247,12 @@ def _paged_attention(
         total, peak, norm = _attend_keys(
             q, total, peak, norm, query_position, keys, values, blocks, start, border, context,
             block_stride, token_stride, scale, softcap,
-            D, WINDOW, SOFTCAP, False, BLOCK_SIZE, BLOCK_N, BLOCK_D, PRECISION,
+            D, WINDOW, SOFTCAP, False, True, BLOCK_SIZE, BLOCK_N, BLOCK_D, PRECISION,
         )  # fmt: skip
     total, peak, norm = _attend_keys(
         q, total, peak, norm, query_position, keys, values, blocks, border, end, context,
         block_stride, token_stride, scale, softcap,
-        D, WINDOW, SOFTCAP, True, BLOCK_SIZE, BLOCK_N, BLOCK_D, PRECISION,
+        D, WINDOW, SOFTCAP, True, BLOCK_M >= 128, BLOCK_SIZE, BLOCK_N, BLOCK_D, PRECISION,
     )  # fmt: skip
 
     release_next(PDL)
