@@ -201,6 +201,23 @@ fn a_model_that_wants_nothing_but_blanks_ends_its_json_vllm_38696() {
     assert!(serde_json::from_str::<Value>(&text_of(&whole, 0)).is_ok());
 }
 
+/// With a parser for reasoning, a prompt that has begun to reason is refused and one that has not is bound from its first
+/// token; a grammar is never quietly dropped.
+#[test]
+fn a_grammar_is_not_dropped_where_a_model_reasons() {
+    const THINKS: &str = "{% for message in messages %}{{ message.content }}{% endfor %}\
+                          {% if enable_thinking is not defined or enable_thinking %}<think>{% endif %}";
+    let server =
+        Server::with_template(&["--reasoning-parser", "qwen3"], script("<think>x</think>banana"), THINKS);
+    let asked = json!({"response_format": json_schema(&person()), "max_tokens": 500});
+    let answer = server.client().chat(&asked);
+    let (status, _, param) = answer.error();
+    assert_eq!((status, param.as_deref()), (501, Some("response_format")), "{}", answer.text());
+    let mut direct = asked;
+    direct["chat_template_kwargs"] = json!({"enable_thinking": false});
+    assert!(is_person(&text_of(&server.client().chat(&direct).ok(), 0)));
+}
+
 #[test]
 fn a_lenient_grammar_is_not_said_to_be_enforced() {
     let server = Server::start(script("banana"));
