@@ -5,8 +5,9 @@
 mod common;
 
 use common::{Server, finish_reasons, joined, saying, script, streamed, text_of};
-use frizzen_engine::mock::Content;
-use frizzen_server::mock::END;
+use frizzen_engine::WorkerInfo;
+use frizzen_engine::mock::{Content, MockWorker};
+use frizzen_server::mock::{self, END};
 use serde_json::{Value, json};
 
 /// A small object, its keys in the order of the schema.
@@ -95,6 +96,28 @@ fn overlap_does_not_change_a_constrained_text() {
         (0..5).map(|choice| text_of(&whole, choice)).collect::<Vec<_>>()
     });
     assert_eq!(texts[0], texts[1]);
+}
+
+#[test]
+fn drafts_do_not_change_a_constrained_text_vllm_27969() {
+    let texts = [&["--drafter", "ngram", "--speculation", "5"][..], &[]].map(|flags| {
+        // What it wants to say is its prompt, and the drafter sees that it repeats itself.
+        let worker = MockWorker::new(WorkerInfo { max_drafts: 8, ..mock::info() }).saying(Content::Echo);
+        let server = Server::with(flags, worker);
+        let schemas = [person(), json!({"type": "array", "items": {"enum": ["aaaa", "bbbb"]}, "minItems": 9, "maxItems": 9})];
+        schemas.map(|schema| {
+            let asked = json!({"prompt": "[\"aaaa\",\"aaaa\",\"aaaa\"", "max_tokens": 500,
+                "structured_outputs": {"json": schema}, "speculation": if flags.is_empty() { Value::Null } else { json!({"max_tokens": 5}) }});
+            let whole = server.client().completion(&asked).ok();
+            assert_eq!(whole["choices"][0]["finish_reason"], json!("stop"), "{whole}");
+            if !flags.is_empty() {
+                assert!(whole["usage"]["speculation"]["accepted"].as_u64().unwrap() > 0, "{whole}");
+            }
+            whole["choices"][0]["text"].as_str().unwrap().to_owned()
+        })
+    });
+    assert_eq!(texts[0], texts[1]);
+    assert!(is_person(&texts[0][0]));
 }
 
 #[test]
