@@ -138,9 +138,7 @@ def test_what_is_not_supported_is_not_tried_again(server: MockServer) -> None:
     with connect(server, max_retries=5) as client:
         handler = 'http_requests_total{method="POST",status="5xx",handler="/v1/chat/completions"}'
         with pytest.raises(openai.APIStatusError) as refused:
-            client.chat.completions.create(
-                model="mock", messages=MESSAGES, modalities=["text", "audio"]
-            )
+            client.chat.completions.create(model="mock", messages=MESSAGES, modalities=["text", "audio"])
     assert refused.value.status_code == 501
     assert f"{handler} 1\n" in server.text("/metrics")
 

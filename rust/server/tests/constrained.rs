@@ -5,8 +5,9 @@
 mod common;
 
 use common::{Server, finish_reasons, joined, saying, script, streamed, text_of};
-use frizzen_engine::mock::Content;
-use frizzen_server::mock::END;
+use frizzen_engine::WorkerInfo;
+use frizzen_engine::mock::{Content, MockWorker};
+use frizzen_server::mock::{self, END};
 use serde_json::{Value, json};
 
 /// A small object, its keys in the order of the schema.
@@ -95,6 +96,28 @@ fn overlap_does_not_change_a_constrained_text() {
         (0..5).map(|choice| text_of(&whole, choice)).collect::<Vec<_>>()
     });
     assert_eq!(texts[0], texts[1]);
+}
+
+#[test]
+fn drafts_do_not_change_a_constrained_text_vllm_27969() {
+    let texts = [&["--drafter", "ngram", "--speculation", "5"][..], &[]].map(|flags| {
+        // What it wants to say is its prompt, and the drafter sees that it repeats itself.
+        let worker = MockWorker::new(WorkerInfo { max_drafts: 8, ..mock::info() }).saying(Content::Echo);
+        let server = Server::with(flags, worker);
+        let schemas = [person(), json!({"type": "array", "items": {"enum": ["aaaa", "bbbb"]}, "minItems": 9, "maxItems": 9})];
+        schemas.map(|schema| {
+            let asked = json!({"prompt": "[\"aaaa\",\"aaaa\",\"aaaa\"", "max_tokens": 500,
+                "structured_outputs": {"json": schema}, "speculation": if flags.is_empty() { Value::Null } else { json!({"max_tokens": 5}) }});
+            let whole = server.client().completion(&asked).ok();
+            assert_eq!(whole["choices"][0]["finish_reason"], json!("stop"), "{whole}");
+            if !flags.is_empty() {
+                assert!(whole["usage"]["speculation"]["accepted"].as_u64().unwrap() > 0, "{whole}");
+            }
+            whole["choices"][0]["text"].as_str().unwrap().to_owned()
+        })
+    });
+    assert_eq!(texts[0], texts[1]);
+    assert!(is_person(&texts[0][0]));
 }
 
 #[test]
@@ -199,6 +222,23 @@ fn a_model_that_wants_nothing_but_blanks_ends_its_json_vllm_38696() {
         server.client().chat(&json!({"response_format": json_schema(&schema), "max_tokens": 200})).ok();
     assert_eq!(whole["choices"][0]["finish_reason"], json!("stop"), "{whole}");
     assert!(serde_json::from_str::<Value>(&text_of(&whole, 0)).is_ok());
+}
+
+/// With a parser for reasoning, a prompt that has begun to reason is refused and one that has not is bound from its first
+/// token; a grammar is never quietly dropped.
+#[test]
+fn a_grammar_is_not_dropped_where_a_model_reasons() {
+    const THINKS: &str = "{% for message in messages %}{{ message.content }}{% endfor %}\
+                          {% if enable_thinking is not defined or enable_thinking %}<think>{% endif %}";
+    let server =
+        Server::with_template(&["--reasoning-parser", "qwen3"], script("<think>x</think>banana"), THINKS);
+    let asked = json!({"response_format": json_schema(&person()), "max_tokens": 500});
+    let answer = server.client().chat(&asked);
+    let (status, _, param) = answer.error();
+    assert_eq!((status, param.as_deref()), (501, Some("response_format")), "{}", answer.text());
+    let mut direct = asked;
+    direct["chat_template_kwargs"] = json!({"enable_thinking": false});
+    assert!(is_person(&text_of(&server.client().chat(&direct).ok(), 0)));
 }
 
 #[test]
