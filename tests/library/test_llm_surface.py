@@ -24,6 +24,7 @@ def core_output(tokens: Sequence[int], **changes: Any) -> SimpleNamespace:
         "cached_tokens": 0,
         "logprobs": None,
         "prompt_logprobs": None,
+        "speculation_json": None,
     }
     return SimpleNamespace(**(values | changes))
 
