@@ -111,6 +111,7 @@ def test_the_engine_is_told_every_field_in_its_own_form() -> None:
         "include_stop_str_in_output": True,
         "skip_special_tokens": True,
         "structured_outputs": None,
+        "speculation": None,
     }
 
 
