@@ -112,6 +112,7 @@ def test_the_engine_is_told_every_field_in_its_own_form() -> None:
         "skip_special_tokens": True,
         "speculation": None,
         "structured_outputs": None,
+        "speculation": None,
     }
 
 
