@@ -1,1 +1,1 @@
-"""The GPU benchmark: every kernel of a mixture-of-experts layer and whole steps, beside the device's limits."""
+"""The GPU benchmark: each kernel of a mixture-of-experts layer, and whole steps, beside the limits."""

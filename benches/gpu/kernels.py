@@ -1,7 +1,7 @@
 """Every kernel of a mixture-of-experts layer by itself: time, achieved rate, and the limit, in one table.
 
-Each kernel is the one that the plan picks. Calls follow each other in one CUDA graph and use different weights and caches,
-so that nothing but the activations stays in the L2 cache.
+Each kernel is the one that the plan picks. Calls follow each other in one CUDA graph and use different
+weights and caches, so that nothing but the activations stays in the L2 cache.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Case:
 
     @property
     def copies(self) -> int:
-        """Calls that together exceed the L2 cache several times, and hide that a graph takes a while to start."""
+        """Calls that together exceed the L2 cache several times, and hide how long a graph takes to start."""
         return max(4, min(16, int(4e8 / self.nbytes)))
 
     @property
@@ -89,7 +89,13 @@ def _rope(tokens: int) -> Case:
         from frizzen.kernels.kv_layout import allocate
 
         cache = allocate(
-            "token", tokens // BLOCK_SIZE + 2, BLOCK_SIZE, SHAPE.kv_heads, SHAPE.head_dim, torch.bfloat16, torch.device(DEVICE)
+            "token",
+            tokens // BLOCK_SIZE + 2,
+            BLOCK_SIZE,
+            SHAPE.kv_heads,
+            SHAPE.head_dim,
+            torch.bfloat16,
+            torch.device(DEVICE),
         )
         rope = kernel.prepare(cache, *(_normal(SHAPE.head_dim, scale=1.0) for _ in range(2)), 1e-6)
         qkv = _normal(tokens, SHAPE.qkv_features, scale=1.0)
@@ -108,7 +114,11 @@ def _attention(step: StepContext, rows: int, context: int) -> Case:
     def call(kernel: Any) -> Work:
         cache = kernel.allocate(rows * -(-context // BLOCK_SIZE) + 1, torch.device(DEVICE))
         cache.data.normal_()
-        attend, state, qkv = kernel.prepare(cache), kernel.begin(step), _normal(tokens, SHAPE.qkv_features, scale=1.0)
+        attend, state, qkv = (
+            kernel.prepare(cache),
+            kernel.begin(step),
+            _normal(tokens, SHAPE.qkv_features, scale=1.0),
+        )
         return lambda: attend(qkv, state)
 
     facts = {**HEADS, "scale": SHAPE.head_dim**-0.5, "window": 0, "block_size": BLOCK_SIZE, "sinks": False}
@@ -120,7 +130,10 @@ def _attention(step: StepContext, rows: int, context: int) -> Case:
 
 def _route(tokens: int) -> Case:
     def call(kernel: Any) -> Work:
-        route, x = kernel.prepare(_normal(SHAPE.experts, SHAPE.hidden), None, None), _normal(tokens, SHAPE.hidden, scale=1.0)
+        route, x = (
+            kernel.prepare(_normal(SHAPE.experts, SHAPE.hidden), None, None),
+            _normal(tokens, SHAPE.hidden, scale=1.0),
+        )
         return lambda: route(x, None)
 
     facts: dict[str, ShapeValue] = {
@@ -159,7 +172,9 @@ def _experts(tokens: int) -> Case:
         "beta": 0.0,
     }
     nbytes = 2 * SHAPE.experts_hit(tokens) * SHAPE.expert_weights + 4 * tokens * SHAPE.hidden
-    return Case(MOE_EXPERTS, "experts", tokens, facts, call, nbytes, 2 * tokens * SHAPE.top_k * SHAPE.expert_weights)
+    return Case(
+        MOE_EXPERTS, "experts", tokens, facts, call, nbytes, 2 * tokens * SHAPE.top_k * SHAPE.expert_weights
+    )
 
 
 def cases(rows: list[int], context: int, prefill: list[int]) -> Iterator[Case]:
@@ -183,7 +198,8 @@ def cases(rows: list[int], context: int, prefill: list[int]) -> Iterator[Case]:
 
 def measure(case: Case, builder: PlanBuilder) -> dict[str, object]:
     """One row of the table."""
-    kernel = builder.resolve(case.op, torch.bfloat16, site=case.site, **case.facts)
+    facts: dict[str, Any] = case.facts
+    kernel = builder.resolve(case.op, torch.bfloat16, site=case.site, **facts)
     seconds = graph_seconds([case.call(kernel) for _ in range(case.copies)], replays=10)
     return {
         "site": case.site,
@@ -204,7 +220,9 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="*", default=[1, 8, 32, 128, 256])
     parser.add_argument("--context", type=int, default=129)
     parser.add_argument("--prefill", type=int, nargs="*", default=[8192])
-    parser.add_argument("--kernel", action="append", default=[], metavar="OP=NAME", help="use this candidate alone")
+    parser.add_argument(
+        "--kernel", action="append", default=[], metavar="OP=NAME", help="use this candidate alone"
+    )
     parser.add_argument("--out", type=Path, default=Path("benches/results/gpu/kernels.json"))
     arguments = parser.parse_args()
     kernels = dict(entry.split("=", 1) for entry in arguments.kernel)
@@ -214,11 +232,7 @@ def main() -> None:
         for case in cases(arguments.rows, arguments.context, arguments.prefill):
             row = measure(case, builder)
             results.append(row)
-            print(
-                f"{row['site']:14} {row['kernel']:18} tokens {row['tokens']:5} context {row['context']:5}  {row['us']:9} us  "
-                f"limit {row['limit_us']:9} us  {row['of_limit']:6}  {row['tb_s']:6} TB/s  {row['tflop_s']:6} TFLOP/s",
-                flush=True,
-            )
+            print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
     write_results(arguments.out, "benches.gpu.kernels", results)
 
 

@@ -11,7 +11,7 @@ from statistics import median
 
 import torch
 
-__all__ = ["DEVICE", "capture", "graph_seconds", "write_results"]
+__all__ = ["DEVICE", "Work", "capture", "graph_seconds", "write_results"]
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 """Where the benchmarks make their tensors; on a CPU nothing is timed, but all of it can be run once."""
@@ -20,8 +20,8 @@ Work = Callable[[], object]
 
 
 def capture(work: Sequence[Work], warm_up: int = 1) -> torch.cuda.CUDAGraph:
-    """One graph of all of ``work``, run before so that nothing is compiled or initialised during the capture."""
-    stream = torch.cuda.Stream()
+    """One graph of all of ``work``, run before so that nothing is compiled during the capture."""
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(warm_up):
@@ -42,9 +42,9 @@ def graph_seconds(work: Sequence[Work], replays: int = 15) -> float:
     """
     graph = capture(work)
     graph.replay()
-    times = []
+    times: list[float] = []
     for _ in range(replays):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         start.record()
         graph.replay()
         end.record()
@@ -55,7 +55,7 @@ def graph_seconds(work: Sequence[Work], replays: int = 15) -> float:
 
 
 def write_results(path: Path, module: str, rows: Sequence[dict[str, object]]) -> None:
-    """Writes ``rows`` with the machine and the command that made them: ``module`` with this process's arguments."""
+    """Writes ``rows`` with the machine and the command: ``module`` with this process's arguments."""
     import triton
 
     machine = {
@@ -66,4 +66,6 @@ def write_results(path: Path, module: str, rows: Sequence[dict[str, object]]) ->
     }
     command = " ".join(["python", "-m", module, *sys.argv[1:]])
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"command": command, "machine": machine, "results": list(rows)}, indent=1) + "\n")
+    path.write_text(
+        json.dumps({"command": command, "machine": machine, "results": list(rows)}, indent=1) + "\n"
+    )

@@ -15,8 +15,8 @@ __all__ = ["StepContext"]
 class StepContext:
     """One step of ``T`` tokens in ``B`` rows; row ``b`` owns tokens ``query_start[b]:query_start[b + 1]``.
 
-    Rows of exactly one token come first (``num_single`` of them): they are the plain decodes. All tensors are on
-    the model's device.
+    Rows of exactly one token come first (``num_single`` of them): they are the plain decodes. All tensors are
+    on the model's device.
     """
 
     positions: torch.Tensor

@@ -115,7 +115,7 @@ def test_text_prompts_and_stop_strings(llm: LLM) -> None:
     free = llm.generate(["abc", "xyz", "0123", "QRS", "#$%&"], GREEDY)
     assert free[0].prompt == "abc"
     assert len(free[0].prompt_token_ids) == 3
-    # A random model may repeat itself from the start: take a prompt whose text has a character of its own later on.
+    # A random model may repeat itself from the start: take a prompt whose text has a new character later on.
     prompt, text, stop = next(
         (output.prompt, output.outputs[0].text, char)
         for output in free

@@ -22,7 +22,6 @@ def core_output(tokens: Sequence[int], **changes: Any) -> SimpleNamespace:
         "finish_reason": "length",
         "stop_reason": None,
         "cached_tokens": 0,
-        "speculation_json": None,
         "logprobs": None,
         "prompt_logprobs": None,
         "speculation_json": None,

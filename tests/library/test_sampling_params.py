@@ -110,7 +110,6 @@ def test_the_engine_is_told_every_field_in_its_own_form() -> None:
         "stop": ["end"],
         "include_stop_str_in_output": True,
         "skip_special_tokens": True,
-        "speculation": None,
         "structured_outputs": None,
         "speculation": None,
     }

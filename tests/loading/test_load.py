@@ -16,7 +16,7 @@ from frizzen.errors import CatalogError, LoadError
 from frizzen.kernels.facts import detect_machine
 from frizzen.kernels.plan import PlanBuilder, default_registry
 from frizzen.kernels.problems import paged_step
-from frizzen.loading import LoadRequest, load_model
+from frizzen.loading.load import LoadRequest, load_model
 from tests.models.driver import Driver, Stream, load
 
 

@@ -11,7 +11,7 @@ import torch
 
 from frizzen.kernels.facts import detect_machine
 from frizzen.kernels.plan import PlanBuilder, Registry, default_registry
-from frizzen.loading import LoadRequest, load_model
+from frizzen.loading.load import LoadRequest, load_model
 from frizzen.models.base import CausalLM
 from frizzen.step import StepContext
 

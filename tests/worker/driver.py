@@ -226,36 +226,38 @@ class Driver:
             request.computed = last
             ends.append(last + len(drafts))
             counts.append(len(drafts))
-        fill(arena.rows, rows)
-        fill(arena.query_start, starts)
-        fill(arena.seq_lens, ends)
-        fill(arena.num_drafts, counts)
+        self._fill_rows(arena, rows, starts, ends, counts)
         fill_columns(arena, ("block_rows", "block_columns", "block_ids"), changes)
         fill_columns(arena, ("input_ids", "positions", "slots"), tokens)
         fill_columns(arena, ("sample_tokens", "sample_rows", "uniforms"), samples)
         fill_columns(arena, ("prompt_tokens", "prompt_rows", "prompt_targets"), scored)
-        header = [
-            2,
-            self.steps,
-            len(order),
-            sum(end - start == 1 for start, end in pairwise(starts)),
-            len(tokens),
-            len(samples),
-        ]
-        header += [len(scored), len(changes), len(admitted)]
-        header += [max(end - start for start, end in pairwise(starts)), max(ends)]
-        header += [len(masks)]
+        lengths = [end - start for start, end in pairwise(starts)]
+        header = [2, self.steps, len(order), lengths.count(1), len(tokens), len(samples)]
+        header += [len(scored), len(changes), len(admitted), max(lengths), max(ends), len(masks)]
         fill(arena.header, header)
+        self._run(index, masks)
+        sampling = {place for _, place, _ in samples}
+        rows_of_step = [(request, place in sampling) for place, request in enumerate(order)]
+        self.in_flight.append((index, rows_of_step, asking))
+        self.steps += 1
+
+    def _run(self, index: int, masks: list[tuple[int, set[int]]]) -> None:
+        arena = self.arenas[index]
         fill(arena.mask_rows, [sample for sample, _ in masks])
         self.worker.submit(index)
         if masks:
             for place, (_, allowed) in enumerate(masks):
                 fill(arena.masks[place], mask_words(allowed))
             self.worker.sample(index)
-        sampling = {place for _, place, _ in samples}
-        rows_of_step = [(request, place in sampling) for place, request in enumerate(order)]
-        self.in_flight.append((index, rows_of_step, asking))
-        self.steps += 1
+
+    @staticmethod
+    def _fill_rows(
+        arena: Any, rows: list[Any], starts: list[int], ends: list[int], counts: list[int]
+    ) -> None:
+        fill(arena.rows, rows)
+        fill(arena.query_start, starts)
+        fill(arena.seq_lens, ends)
+        fill(arena.num_drafts, counts)
 
     def collect(self) -> None:
         """Waits for the oldest step and hands its results to the requests."""

@@ -28,7 +28,9 @@ def _grouped_mm() -> GroupedMm:
         if (found := getattr(owner, name, None)) is not None:
             function: GroupedMm = found
             return function
-    raise RuntimeError(f"torch {torch.__version__} has neither torch.nn.functional.grouped_mm nor torch._grouped_mm")
+    raise RuntimeError(
+        f"torch {torch.__version__} has neither torch.nn.functional.grouped_mm nor torch._grouped_mm"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,9 @@ class _Experts:
             # Absent pairs sort behind the last expert, where the products have no group.
             key = torch.where(ids < 0, self.experts, ids).flatten()
             expert, order = torch.sort(key, stable=True)
-            ends = torch.searchsorted(expert, torch.arange(1, self.experts + 1, device=x.device, dtype=expert.dtype))
+            ends = torch.searchsorted(
+                expert, torch.arange(1, self.experts + 1, device=x.device, dtype=expert.dtype)
+            )
             ends = ends.int()
             row_expert = expert.clamp(max=self.experts - 1)
             gate_up = self.grouped_mm(x.index_select(0, order // k), w13_t, offs=ends)

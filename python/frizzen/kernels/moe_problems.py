@@ -41,7 +41,11 @@ def _experts(tokens: int, *, skewed: bool = False) -> Run:
         hidden, inner, experts, k = (facts.size(n) for n in ("hidden", "intermediate", "experts", "top_k"))
         weights13 = inputs.normal(experts, 2 * inner, hidden, scale=hidden**-0.5)
         weights2 = inputs.normal(experts, hidden, inner, scale=inner**-0.5)
-        biases = (inputs.normal(experts, 2 * inner), inputs.normal(experts, hidden)) if facts["bias"] else (None, None)
+        biases = (
+            (inputs.normal(experts, 2 * inner), inputs.normal(experts, hidden))
+            if facts["bias"]
+            else (None, None)
+        )
         x = inputs.normal(tokens, hidden)
         weights = torch.rand(tokens, k, generator=inputs.generator)
         # Skewed: every token goes to the same few experts, so that one gets more rows than any tile.
@@ -67,13 +71,22 @@ def runs(op: str) -> Iterator[tuple[str, Run]]:
         yield "130 tokens of few experts", _experts(130, skewed=True)
 
 
-def _routing(hidden: int, experts: int, top_k: int, scoring: str, **others: ShapeValue) -> dict[str, ShapeValue]:
+def _routing(
+    hidden: int, experts: int, top_k: int, scoring: str, **others: ShapeValue
+) -> dict[str, ShapeValue]:
     plain: dict[str, ShapeValue] = {"groups": 1, "top_groups": 1, "scaling": 1.0, "renormalize": True}
-    shape = {"hidden": hidden, "experts": experts, "top_k": top_k, "scoring": scoring}
+    shape: dict[str, ShapeValue] = {
+        "hidden": hidden,
+        "experts": experts,
+        "top_k": top_k,
+        "scoring": scoring,
+    }
     return {**plain, "bias": False, "correction": False, **shape, **others}
 
 
-def _mlp(hidden: int, intermediate: int, experts: int, top_k: int, **others: ShapeValue) -> dict[str, ShapeValue]:
+def _mlp(
+    hidden: int, intermediate: int, experts: int, top_k: int, **others: ShapeValue
+) -> dict[str, ShapeValue]:
     shape = {"hidden": hidden, "intermediate": intermediate, "experts": experts, "top_k": top_k}
     return {"bias": False, "clamp": 0.0, "alpha": 1.0, "beta": 0.0, **shape, **others}
 

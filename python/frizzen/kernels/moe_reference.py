@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional
 
 from frizzen.kernels.facts import Facts
 from frizzen.kernels.moe_ops import MOE_EXPERTS, MOE_ROUTE, Experts, Route
@@ -18,7 +18,7 @@ __all__ = ["CANDIDATES", "Activation", "Routing"]
 _SCORING: dict[str, Callable[[Tensor], Tensor]] = {
     "softmax": lambda logits: torch.softmax(logits, dim=-1),
     "sigmoid": torch.sigmoid,
-    "sqrtsoftplus": lambda logits: F.softplus(logits).sqrt(),
+    "sqrtsoftplus": lambda logits: functional.softplus(logits).sqrt(),
 }
 
 
@@ -54,7 +54,7 @@ class Routing:
         choice = scores if correction is None else scores + correction
         choice = torch.where(choice.isnan(), -torch.inf, choice)
         if self.groups > 1:
-            members = choice.unflatten(1, (self.groups, -1))
+            members = choice.view(len(choice), self.groups, -1)
             rank = members.amax(-1) if correction is None else members.topk(2, dim=-1).values.sum(-1)
             kept = torch.zeros_like(rank, dtype=torch.bool).scatter_(1, _best(rank, self.top_groups), True)
             choice = torch.where(kept.unsqueeze(2), members, -torch.inf).flatten(1)
@@ -116,7 +116,7 @@ class _Experts:
     def prepare(self, w13: Tensor, w2: Tensor, b13: Tensor | None, b2: Tensor | None) -> Experts:
         def experts(x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
             out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
-            for expert in ids.unique().tolist():
+            for expert in torch.unique(ids).tolist():
                 if expert < 0:
                     continue
                 token, column = (ids == expert).nonzero(as_tuple=True)

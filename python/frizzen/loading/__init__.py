@@ -1,5 +1,5 @@
-"""From a name, a directory or a file to a model that can compute."""
+"""From a name, a directory or a file to a model that can compute: see ``load``.
 
-from frizzen.loading.load import LoadRequest, load_model
-
-__all__ = ["LoadRequest", "load_model"]
+Nothing is imported here, because models name their checkpoint's parameters by ``checkpoint`` and ``load``
+knows the models.
+"""

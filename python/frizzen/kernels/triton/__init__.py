@@ -1,4 +1,4 @@
-"""Kernels written in Triton, for CUDA; on a CPU they run in Triton's interpreter when ``TRITON_INTERPRET`` is set.
+"""Kernels written in Triton, for CUDA; on a CPU they run in its interpreter if ``TRITON_INTERPRET`` is 1.
 
 Only the other modules of this package import triton, and they are imported when a kernel is built.
 """
@@ -35,14 +35,19 @@ _FEWEST_GROUPED = 16
 
 
 def _requires(facts: Facts) -> Reason | None:
-    if importlib.util.find_spec("triton") is None:
-        fix = "install triton" if facts.device == "cuda" else None
-        return Reason("missing_package", "triton is not installed", fix)
     if facts.device != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         return Reason("device", f"triton computes on cuda, this is {facts.device}")
+    if importlib.util.find_spec("triton") is None:
+        return Reason("missing_package", "triton is not installed", "install triton")
     if facts.dtype not in {torch.float32, torch.bfloat16, torch.float16}:
         return Reason("dtype", f"the dtype is {facts.dtype}, wanted float32, bfloat16 or float16")
     return None
+
+
+def _requires_token_layout(facts: Facts) -> Reason | None:
+    if facts["layout"] != "token":
+        return Reason("layout", f"the cache has layout {facts['layout']}, this writes layout token")
+    return _requires(facts)
 
 
 def _requires_power_of_two_groups(facts: Facts) -> Reason | None:
@@ -80,8 +85,8 @@ CANDIDATES = (
     _candidate(LM_HEAD_TIED.name, "linear", "TiedHead"),
     _candidate(LINEAR_SILU_MUL.name, "gated", "LinearSiluMul"),
     _candidate(NORM_RMS.name, "norm", "RmsNorm"),
-    _candidate(ROPE.name, "rope", "Rope"),
-    _candidate(ATTENTION_PAGED.name, "attention", "PagedAttention"),
+    _candidate(ROPE.name, "rope", "Rope", _requires_token_layout),
+    _candidate(ATTENTION_PAGED.name, "paged_attention", "PagedAttention"),
     _candidate(MOE_ROUTE.name, "route", "Router", _requires_power_of_two_groups),
     _candidate(MOE_EXPERTS.name, "moe", "MoeExperts", _requires_aligned_rows),
 )

@@ -1,15 +1,14 @@
 """Experts for few tokens: no sorting, one launch per product.
 
-Bound by the bytes of the experts that are hit, each of which is read once. Programs are laid out over (group, block of
-weight rows). A group is an expert, or, when there are fewer (token, expert) pairs than experts, a pair; of the pairs of one
-expert the first serves all. A program finds its expert's tokens in ``ids`` itself and packs them into tiles, which costs
-less than a launch that sorts. Results stand at the pair's place, ``token * k + column``, so that every token adds its
-experts in its own order whatever else is in the batch.
+Bound by the bytes of the experts that are hit, each of which is read once. Programs are laid out over (group,
+block of weight rows). A group is an expert, or, when there are fewer (token, expert) pairs than experts, a
+pair; of the pairs of one expert the first serves all. A program finds its expert's tokens in ``ids`` itself
+and packs them into tiles, which costs less than a launch that sorts. Results stand at the pair's place,
+``token * k + column``, so that every token adds its experts in its own order whatever else is in the batch.
 
-One token has its own kernels: multiply-add on whole rows of the weights, streamed by one wave of programs, and a second
-product that adds the experts up in registers.
+One token has its own kernels: multiply-add on whole rows of the weights, streamed by one wave of programs,
+and a second product that adds the experts up in registers.
 """
-# mypy: disable-error-code="misc, no-untyped-def, no-untyped-call"
 
 from __future__ import annotations
 
@@ -68,7 +67,7 @@ def down_one(
     K: tl.constexpr, BIAS: tl.constexpr, TOP: tl.constexpr, STEPS: tl.constexpr, COLUMNS: tl.constexpr,
     STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One token: ``out [H]``, its experts weighted and added. A step takes one row of every expert's weight."""
+    """One token: ``out [H]``, its experts weighted and added; a step takes one row of every expert."""
     place = tl.arange(0, TOP)
     column = tl.arange(0, COLUMNS)
     inside = column < I
@@ -94,7 +93,7 @@ def down_one(
 
 @triton.jit
 def _find_tokens(ids, expert, tokens, K: tl.constexpr, TOKENS: tl.constexpr, TOP: tl.constexpr):
-    """For every token: whether it goes to the expert, at which place, and how many before it do; and the first place of all."""
+    """For every token: whether it goes to the expert, its place, and how many before it go there."""
     token = tl.arange(0, TOKENS)
     column = tl.arange(0, TOP)
     place = token[:, None] * K + column[None, :]
@@ -103,6 +102,21 @@ def _find_tokens(ids, expert, tokens, K: tl.constexpr, TOKENS: tl.constexpr, TOP
     found = tl.sum(hit.to(tl.int32), axis=1)
     at = tl.sum(tl.where(hit, place, 0), axis=1)
     return found, at, tl.cumsum(found, axis=0) - found
+
+
+@triton.jit
+def _group_tokens(
+    ids, group, tokens, K: tl.constexpr, PAIRWISE: tl.constexpr, TOKENS: tl.constexpr, TOP: tl.constexpr
+):  # fmt: skip
+    """Expert of a group and, as :func:`_find_tokens`, its tokens; none if another group serves them."""
+    expert = group.to(tl.int64)
+    if PAIRWISE:
+        expert = tl.load(ids + group).to(tl.int64)
+    found, at, before = _find_tokens(ids, expert, tokens, K, TOKENS, TOP)
+    if PAIRWISE:
+        first = tl.min(tl.where(found > 0, at, 0x7FFFFFFF), axis=0)
+        found = tl.where((expert >= 0) & (first == group), found, 0)
+    return expert, found, at, before
 
 
 @triton.jit
@@ -116,9 +130,13 @@ def _pack(found, at, before, first, M: tl.constexpr):
 @triton.jit
 def _multiply(
     total_a, total_b, rows_at, rows_exist, weight_a, weight_b, exists, SIZE,
-    PAIR: tl.constexpr, SWAP: tl.constexpr, COLUMNS: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+    PAIR: tl.constexpr, SWAP: tl.constexpr, COLUMNS: tl.constexpr, EVEN: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Adds rows times one or two blocks of a weight; swapped, the weight is the left operand and the sums stand ``[N, M]``."""
+    """Adds rows times one or two blocks of a weight.
+
+    Swapped, the weight is the left operand, whose rows fill the tensor cores' tiles; sums stand ``[N, M]``.
+    """
     for start in range(0, SIZE, COLUMNS):
         column = start + tl.arange(0, COLUMNS)
         rows_mask = rows_exist[:, None]
@@ -133,7 +151,9 @@ def _multiply(
         else:
             total_a = multiply_add(values, tl.trans(a), total_a, PRECISION)
         if PAIR:
-            b = tl.load(weight_b[:, None] + column[None, :], mask=mask, other=0.0, eviction_policy="evict_first")
+            b = tl.load(
+                weight_b[:, None] + column[None, :], mask=mask, other=0.0, eviction_policy="evict_first"
+            )
             if SWAP:
                 total_b = multiply_add(b, tl.trans(values), total_b, PRECISION)
             else:
@@ -153,16 +173,10 @@ def gate_up_few(
     group = tl.program_id(1)
     exists = row < I
     await_inputs(PDL)
-    expert = group.to(tl.int64)
-    if PAIRWISE:
-        expert = tl.load(ids + group).to(tl.int64)
-        if expert < 0:
-            return
-    found, at, before = _find_tokens(ids, expert, tokens, K, TOKENS, TOP)
-    if PAIRWISE:
-        if tl.min(tl.where(found > 0, at, 0x7FFFFFFF), axis=0) != group:
-            return
+    expert, found, at, before = _group_tokens(ids, group, tokens, K, PAIRWISE, TOKENS, TOP)
     count = tl.sum(found, axis=0)
+    if count == 0:
+        return
     release_next(PDL)
     weight = w13 + (expert * 2 * I + row) * H
     for first in range(0, count, M):
@@ -198,16 +212,10 @@ def down_few(
     group = tl.program_id(1)
     exists = row < H
     await_inputs(PDL)
-    expert = group.to(tl.int64)
-    if PAIRWISE:
-        expert = tl.load(ids + group).to(tl.int64)
-        if expert < 0:
-            return
-    found, at, before = _find_tokens(ids, expert, tokens, K, TOKENS, TOP)
-    if PAIRWISE:
-        if tl.min(tl.where(found > 0, at, 0x7FFFFFFF), axis=0) != group:
-            return
+    expert, found, at, before = _group_tokens(ids, group, tokens, K, PAIRWISE, TOKENS, TOP)
     count = tl.sum(found, axis=0)
+    if count == 0:
+        return
     release_next(PDL)
     weight = w2 + (expert * H + row) * I
     for first in range(0, count, M):
@@ -229,9 +237,7 @@ def down_few(
 
 
 @triton.jit
-def combine(
-    partial, ids, out, H, K: tl.constexpr, TOP: tl.constexpr, COLUMNS: tl.constexpr, PDL: tl.constexpr
-):
+def combine(partial, ids, out, H, K: tl.constexpr, COLUMNS: tl.constexpr, PDL: tl.constexpr):
     """``out [T, H]``: every token adds up its pairs, in float32, in the order of its choice."""
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)

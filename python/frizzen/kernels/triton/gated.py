@@ -1,8 +1,7 @@
-"""The first half of a gated network: the product by torch or by ``linear``, then the activation in one launch.
+"""The first half of a gated network: the product as in ``linear``, then the activation in one launch.
 
 One program per token and block of columns.
 """
-# mypy: disable-error-code="misc, no-untyped-def, no-untyped-call"
 
 from __future__ import annotations
 
@@ -30,7 +29,8 @@ def _silu_mul(x, out, x_stride, size, BLOCK: tl.constexpr, PDL: tl.constexpr):
     gate = tl.load(x + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(x + row * x_stride + size + column, mask=inside, other=0.0).to(tl.float32)
     release_next(PDL)
-    tl.store(out + row * size + column, (gate * tl.sigmoid(gate) * up).to(out.dtype.element_ty), mask=inside)
+    y = gate * tl.sigmoid(gate) * up
+    tl.store(out + row * size + column, y.to(out.dtype.element_ty), mask=inside)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +53,15 @@ class LinearSiluMul:
         linear = self.linear.prepare(weight, bias)
         block = min(round_up_power(self.size, 32), 1024)
         columns = triton.cdiv(self.size, block)
-        options = self.target.options()
 
         def linear_silu_mul(x: Tensor) -> Tensor:
             products = linear(x)
             out = torch.empty(len(x), self.size, dtype=x.dtype, device=x.device)
             if len(x):
                 _silu_mul[(len(x), columns)](
-                    products, out, products.stride(0), self.size, BLOCK=block, num_warps=4, **options
-                )
+                    products, out, products.stride(0), self.size,
+                    BLOCK=block, num_warps=4, **self.target.options(),
+                )  # fmt: skip
             return out
 
         return linear_silu_mul

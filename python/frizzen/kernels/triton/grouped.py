@@ -1,12 +1,12 @@
-"""Experts for many tokens: pairs sorted by expert, every expert's part padded to whole tiles, two grouped products.
+"""Experts for many tokens: pairs sorted by expert, whole tiles for each, two grouped products.
 
-Bound by arithmetic. Sorting is a count, a scan and a scatter on the device; which pair comes first within an expert is left
-to chance (an atomic counter), because rows of a product do not depend on each other. The first product gathers its rows
-from ``x`` and stores the activation in sorted order; the second reads that and stores each pair at its own place, from
-where ``experts.combine`` adds up every token. Tiles of whole matrices are read through descriptors: by the copy engine,
-where the device has one, which leaves the registers to the sums.
+Bound by arithmetic. Sorting is a count, a scan and a scatter on the device; which pair comes first within an
+expert is left to chance (an atomic counter), because rows of a product do not depend on each other. The
+first product gathers its rows from ``x`` and stores the activation in sorted order; the second reads that and
+stores each pair at its own place, from where ``experts.combine`` adds up every token. Tiles of whole matrices
+are read through descriptors: by the copy engine, where the device has one, which leaves the registers to the
+sums.
 """
-# mypy: disable-error-code="misc, no-untyped-def, no-untyped-call"
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def place_experts(
     counts, cursors, tile_experts, most_tiles, E: tl.constexpr, EXPERTS: tl.constexpr, M: tl.constexpr,
     BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Where every expert's part begins (``cursors [E]``) and whose every tile is (``tile_experts``; -1 past the last)."""
+    """Where every expert's part begins (``cursors [E]``), and whose each tile is (-1 past the last)."""
     expert = tl.arange(0, EXPERTS)
     tile = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     await_inputs(PDL)
@@ -60,8 +60,11 @@ def scatter_pairs(ids, cursors, order, pairs, BLOCK: tl.constexpr, PDL: tl.const
 
 @triton.jit
 def _tile_of(blocks, most_tiles, BAND: tl.constexpr):
-    """Tile of rows and block of columns of a program: bands of neighbouring tiles go through all columns together, so that
-    an expert's weight is read from memory once and its rows stay in the L2 cache."""
+    """Tile of rows and block of columns of a program.
+
+    Bands of neighbouring tiles go through all columns together, so that an expert's weight is read from
+    memory once, and its rows stay in the L2 cache.
+    """
     program = tl.program_id(0)
     band = program // (BAND * blocks)
     height = tl.minimum(most_tiles - band * BAND, BAND)
@@ -75,7 +78,10 @@ def gate_up_many(
     K: tl.constexpr, BIAS: tl.constexpr, CLAMP: tl.constexpr, M: tl.constexpr, ROWS: tl.constexpr,
     COLUMNS: tl.constexpr, EVEN: tl.constexpr, BAND: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """``act [places, I]`` in sorted order: the first product and the activation. ``w13`` is a descriptor of ``[E * 2 * I, H]``."""
+    """``act [places, I]`` in sorted order: the first product and the activation.
+
+    ``w13`` is a descriptor of ``[E * 2 * I, H]``.
+    """
     tile, block = _tile_of(tl.cdiv(I, ROWS), most_tiles, BAND)
     await_inputs(PDL)
     expert = tl.load(tile_experts + tile)

@@ -1,17 +1,18 @@
-"""What every launch needs: the device's abilities, and the start of every kernel.
+"""What every launch needs: the device's abilities, and how a kernel starts and ends.
 
-Kernels of one stream are launched dependently (programmatic dependent launch) where the device can: a kernel may start
-while the one before it still runs. Two rules keep that invisible:
+Kernels of one stream are launched dependently (programmatic dependent launch) where the device can: a
+kernel may start while the one before it still runs. Two rules keep that invisible:
 
 * every kernel calls :func:`await_inputs` before it reads or writes anything that a step changes;
 * what it touches before that call are constants: weights, norms.
 
-:func:`release_next` lets the next kernel start; it waits on its own, so where the call stands is a matter of speed only.
+:func:`release_next` lets the next kernel start. That one waits by itself, so where the call stands is a
+matter of speed only: after the loads, or at once in kernels of one token, whose successors have weights to
+load.
 
-Integers that follow the step (numbers of tokens, rows, splits) are never specialised, so that a step of another size
-compiles nothing.
+Integers that follow the step (numbers of tokens, rows, splits) are never specialised, so that a step of
+another size compiles nothing.
 """
-# mypy: disable-error-code="misc, no-untyped-def, no-untyped-call"
 
 from __future__ import annotations
 
@@ -42,11 +43,11 @@ class Target:
         """Reads the device that ``facts`` describe."""
         if facts.device != "cuda":
             return cls(dependent=False, processors=4)
-        major = max((int(found[1]) for flag in facts.capability if (found := re.match(r"sm_(\d+)\d", flag))), default=0)
-        return cls(major >= 9, torch.cuda.get_device_properties().multi_processor_count)
+        majors = (int(found[1]) for flag in facts.capability if (found := re.match(r"sm_(\d+)\d", flag)))
+        return cls(max(majors, default=0) >= 9, torch.cuda.get_device_properties().multi_processor_count)
 
     def options(self) -> dict[str, Any]:
-        """Keyword arguments of every launch; the interpreter knows none of them."""
+        """Keyword arguments of every launch; the interpreter does not know ``launch_pdl``."""
         return {"PDL": True, "launch_pdl": True} if self.dependent else {"PDL": False}
 
 
@@ -56,7 +57,10 @@ def round_up_power(value: int, least: int = 1) -> int:
 
 
 def precision(dtype: torch.dtype) -> str:
-    """``PRECISION`` of :func:`multiply_add`: float32 must not become tf32, and the interpreter cannot multiply bfloat16."""
+    """``PRECISION`` of :func:`multiply_add`.
+
+    float32 must not become tf32, and the interpreter cannot multiply bfloat16.
+    """
     return "ieee" if dtype == torch.float32 or triton.knobs.runtime.interpret else "native"
 
 

@@ -1,14 +1,14 @@
 """Products with few rows: bound by the bytes of the weight, which is read once.
 
-One token goes through multiply-add on whole rows of the weight: their loads are under way before the inputs exist, and
-many programs fit on a processor. The RMS norm before such a product can be part of it (``prepare_normed``): every program
-adds up the squares itself and divides its sums in the end, so no program waits for another.
+One token goes through multiply-add on whole rows of the weight: their loads are under way before the inputs
+exist, and many programs fit on a processor. The RMS norm before such a product can be part of it
+(``prepare_normed``): every program adds up the squares itself and divides its sums in the end, so no program
+waits for another.
 
-Up to :data:`FEW` tokens go through the tensor cores. Where the rows of the weight do not make enough programs, its columns
-are cut as well; the last program of a block of rows (it knows by a counter, which it sets back to zero) adds up the cuts in
-their order. More tokens are torch's.
+Up to :data:`FEW` tokens go through the tensor cores. Where the rows of the weight do not make enough
+programs, its columns are cut as well; the last program of a block of rows (it knows by a counter, which it
+sets back to zero) adds up the cuts in their order. More tokens are torch's.
 """
-# mypy: disable-error-code="misc, no-untyped-def, no-untyped-call"
 
 from __future__ import annotations
 
@@ -17,13 +17,20 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn import functional
 
 from frizzen.kernels.facts import Facts
-from frizzen.kernels.triton.launch import Target, await_inputs, multiply_add, precision, release_next, round_up_power
+from frizzen.kernels.triton.launch import (
+    Target,
+    await_inputs,
+    multiply_add,
+    precision,
+    release_next,
+    round_up_power,
+)
 from frizzen.kernels.triton.norm import RmsNorm
 
 __all__ = ["FEW", "LmHead", "Skinny", "SkinnyLinear", "TiedHead", "Tile"]
@@ -52,7 +59,10 @@ class Norm(NamedTuple):
 
 @triton.jit
 def _inputs(x_at, residual, updated, at, gain, mask, first, NORM: tl.constexpr, ADD: tl.constexpr):
-    """Inputs of a product, and their squares if they are to be normed; the first program stores the updated residual."""
+    """Inputs of a product, and their squares if they are to be normed.
+
+    The first program stores the updated residual.
+    """
     dtype: tl.constexpr = x_at.dtype.element_ty
     values = tl.load(x_at, mask=mask, other=0.0)
     squares = tl.zeros(values.shape, dtype=tl.float32)
@@ -86,7 +96,9 @@ def _one(
     if WHOLE:
         # One step, and its weights are on their way before the inputs are there.
         inside = column < K
-        w = tl.load(weight_at, mask=exists[:, None] & inside[None, :], other=0.0, eviction_policy="evict_first")
+        w = tl.load(
+            weight_at, mask=exists[:, None] & inside[None, :], other=0.0, eviction_policy="evict_first"
+        )
         if NORM:
             gain = tl.load(norm + column, mask=inside, other=0.0).to(tl.float32)
         await_inputs(PDL)
@@ -97,7 +109,12 @@ def _one(
         for start in range(0, K, COLUMNS):
             at = start + column
             inside = at < K
-            w = tl.load(weight_at + start, mask=exists[:, None] & inside[None, :], other=0.0, eviction_policy="evict_first")
+            w = tl.load(
+                weight_at + start,
+                mask=exists[:, None] & inside[None, :],
+                other=0.0,
+                eviction_policy="evict_first",
+            )
             if NORM:
                 gain = tl.load(norm + at, mask=inside, other=0.0).to(tl.float32)
             values, squares = _inputs(x + at, residual, updated, at, gain, inside, program == 0, NORM, ADD)
@@ -117,7 +134,7 @@ def _few(
     BIAS: tl.constexpr, SPLITS: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     EVEN: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    # The weight is the left operand: its rows fill the tensor cores' tiles, and the tokens are the narrow side.
+    # The weight is the left operand: its rows fill the tensor cores' tiles, the tokens are the narrow side.
     program = tl.program_id(0)
     split = tl.program_id(1)
     within = tl.arange(0, ROWS)
@@ -169,7 +186,7 @@ def tile_for(tokens: int, in_features: int, out_features: int, dtype: torch.dtyp
         return Tile(32, 32, 4, 2)
     blocks = triton.cdiv(out_features, _ROWS)
     most = max(min(processors // blocks, in_features // (4 * _COLUMNS), 8), 1)
-    # With several blocks for every processor they wait for memory in turn; fewer must each have more on the way.
+    # Several blocks on a processor wait for memory in turn; fewer must each have more on the way.
     stages = 3 if blocks >= 4 * processors else 6 if tokens <= 32 else 4
     return Tile(_ROWS, _COLUMNS, 4, stages, 1 << most.bit_length() - 1)
 
@@ -199,8 +216,10 @@ class Skinny:
         """The tile for these tokens."""
         return tile_for(len(x), self.in_features, self.out_features, x.dtype, self.target.processors)
 
-    def one(self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, tile: Tile, norm: Norm | None) -> Tensor:
-        """``x [1, K] @ weight [N, K].T + bias [N]`` into ``out [1, N]``; with a norm, of the norm of ``x + residual``.
+    def one(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, tile: Tile, norm: Norm | None
+    ) -> Tensor:
+        """``x [1, K] @ weight [N, K].T + bias [N]`` into ``out [1, N]``; maybe of ``norm(x + residual)``.
 
         Returns the updated residual: a fresh tensor, or ``x`` if there was none.
         """
@@ -210,7 +229,8 @@ class Skinny:
             x, residual, updated, norm and norm.weight, weight, bias, out,
             self.in_features, self.out_features, norm.eps if norm else 0.0,
             BIAS=bias is not None, NORM=norm is not None, ADD=residual is not None, ROWS=tile.rows,
-            COLUMNS=tile.columns, WHOLE=self.in_features <= tile.columns, num_warps=tile.warps, **self.target.options(),
+            COLUMNS=tile.columns, WHOLE=self.in_features <= tile.columns, num_warps=tile.warps,
+            **self.target.options(),
         )  # fmt: skip
         return updated
 
@@ -225,7 +245,8 @@ class Skinny:
         if splits > 1:
             partial = torch.empty(blocks * splits * tile.rows * width, dtype=torch.float32, device=x.device)
         _few[(blocks, splits)](
-            x, weight, bias, out, partial, self.counters, len(x), x.stride(0), self.in_features, self.out_features, share,
+            x, weight, bias, out, partial, self.counters, len(x), x.stride(0), self.in_features,
+            self.out_features, share,
             BIAS=bias is not None, SPLITS=splits, TOKENS=width, ROWS=tile.rows, COLUMNS=columns,
             EVEN=self.in_features % columns == 0, PRECISION=precision(x.dtype), num_warps=tile.warps,
             num_stages=tile.stages, **self.target.options(),
@@ -250,14 +271,16 @@ class SkinnyLinear:
     @classmethod
     def build(cls, facts: Facts) -> SkinnyLinear:
         """The kernel for one weight shape."""
-        return cls(Skinny.of(facts.size("in_features"), facts.size("out_features"), Target.of(facts), facts.device))
+        return cls(
+            Skinny.of(facts.size("in_features"), facts.size("out_features"), Target.of(facts), facts.device)
+        )
 
     def prepare(self, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
         """Keeps the weight as it is."""
 
         def linear(x: Tensor) -> Tensor:
             if not 0 < len(x) <= FEW:
-                return F.linear(x, weight, bias)
+                return functional.linear(x, weight, bias)
             return self.skinny.run(x, weight, bias, x.dtype)
 
         return linear
@@ -267,8 +290,8 @@ class SkinnyLinear:
     ) -> Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]]:
         """``norm.rms`` and this product together.
 
-        Returns ``(x [T, H], residual [T, H] | None) -> (y [T, out], residual' [T, H])``, where ``residual'`` is the
-        updated residual: the same tensor or a fresh one, or ``x`` if there was none.
+        Returns ``(x [T, H], residual [T, H] | None) -> (y [T, out], residual' [T, H])``, where ``residual'``
+        is the updated residual: the same tensor or a fresh one, or ``x`` if there was none.
         """
         separate = RmsNorm(self.skinny.in_features, self.skinny.target).prepare(norm, eps)
         linear = self.prepare(weight, bias)
@@ -292,7 +315,9 @@ class LmHead:
     @classmethod
     def build(cls, facts: Facts) -> LmHead:
         """The kernel for one head."""
-        return cls(Skinny.of(facts.size("in_features"), facts.size("out_features"), Target.of(facts), facts.device))
+        return cls(
+            Skinny.of(facts.size("in_features"), facts.size("out_features"), Target.of(facts), facts.device)
+        )
 
     def prepare(self, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
         """Keeps the weight as it is."""
@@ -303,7 +328,7 @@ class LmHead:
             if hidden.device.type == "cuda" and hidden.dtype != torch.float32 and len(hidden):
                 logits = torch.mm(hidden, weight.T, out_dtype=torch.float32)
                 return logits if bias is None else logits.add_(bias)
-            return F.linear(hidden, weight, bias).float()
+            return functional.linear(hidden, weight, bias).float()
 
         return head
 
@@ -321,4 +346,4 @@ class TiedHead:
 
     def prepare(self, weight: Tensor) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
         """Keeps the weight as it is."""
-        return lambda ids: F.embedding(ids, weight), self.head.prepare(weight, None)
+        return lambda ids: functional.embedding(ids, weight), self.head.prepare(weight, None)

@@ -17,7 +17,17 @@ from frizzen.kernels.triton import experts as few
 from frizzen.kernels.triton import grouped as many
 from frizzen.kernels.triton.launch import Target, precision, round_up_power
 
-__all__ = ["FEW", "Layer", "ManyTile", "MoeExperts", "OneTile", "Tile", "few_tiles", "many_tiles", "one_tiles"]
+__all__ = [
+    "FEW",
+    "Layer",
+    "ManyTile",
+    "MoeExperts",
+    "OneTile",
+    "Tile",
+    "few_tiles",
+    "many_tiles",
+    "one_tiles",
+]
 
 FEW = 256
 """Most tokens that are served without sorting."""
@@ -78,8 +88,15 @@ class MoeExperts:
     @classmethod
     def build(cls, facts: Facts) -> MoeExperts:
         """The kernels for one shape of experts."""
-        sizes = (facts.size(name) for name in ("hidden", "intermediate", "experts", "top_k"))
-        return cls(*sizes, Activation.of(facts), facts.dtype, Target.of(facts))
+        return cls(
+            facts.size("hidden"),
+            facts.size("intermediate"),
+            facts.size("experts"),
+            facts.size("top_k"),
+            Activation.of(facts),
+            facts.dtype,
+            Target.of(facts),
+        )
 
     def prepare(self, w13: Tensor, w2: Tensor, b13: Tensor | None, b2: Tensor | None) -> Experts:
         """Keeps the weights as they are."""
@@ -93,8 +110,12 @@ class MoeExperts:
             if tokens == 1 and tiles is not None:
                 return self.one(layer, x, weights, ids, *tiles)
             if tokens <= FEW:
-                return self.few(layer, x, weights, ids, *few_tiles(tokens, self.top_k, self.experts, self.dtype))
-            return self.many(layer, x, weights, ids, *many_tiles(tokens, self.top_k, self.experts, self.dtype))
+                return self.few(
+                    layer, x, weights, ids, *few_tiles(tokens, self.top_k, self.experts, self.dtype)
+                )
+            return self.many(
+                layer, x, weights, ids, *many_tiles(tokens, self.top_k, self.experts, self.dtype)
+            )
 
         return run
 
@@ -133,7 +154,8 @@ class MoeExperts:
         }
         few.gate_up_few[(triton.cdiv(I, up.rows), groups)](
             x, layer.w13, layer.b13, ids, act, tokens, x.stride(0), H, I, *self._scalars(),
-            BIAS=layer.b13 is not None, CLAMP=self.activation.clamp > 0, **shared, **self._few_constants(up, H),
+            BIAS=layer.b13 is not None, CLAMP=self.activation.clamp > 0,
+            **shared, **self._few_constants(up, H),
         )  # fmt: skip
         few.down_few[(triton.cdiv(H, down.rows), groups)](
             act, layer.w2, layer.b2, weights, ids, partial, tokens, H, I,
@@ -161,8 +183,8 @@ class MoeExperts:
             EVEN=H % up_constants["COLUMNS"] == 0, **up_constants,
         )  # fmt: skip
         many.down_many[(most_tiles * triton.cdiv(H, down.rows),)](
-            TensorDescriptor.from_tensor(act, [m, columns]), w2, layer.b2, weights, order, tile_experts, partial,
-            most_tiles, H, I, BIAS=layer.b2 is not None, M=m, **down_constants,
+            TensorDescriptor.from_tensor(act, [m, columns]), w2, layer.b2, weights, order, tile_experts,
+            partial, most_tiles, H, I, BIAS=layer.b2 is not None, M=m, **down_constants,
         )  # fmt: skip
         return self._combine(partial, ids, tokens)
 
@@ -186,7 +208,7 @@ class MoeExperts:
         out = torch.empty(tokens, self.hidden, dtype=partial.dtype, device=partial.device)
         columns = min(round_up_power(self.hidden), 1024)
         few.combine[(tokens, triton.cdiv(self.hidden, columns))](
-            partial, ids, out, self.hidden, K=self.top_k, TOP=round_up_power(self.top_k), COLUMNS=columns,
+            partial, ids, out, self.hidden, K=self.top_k, COLUMNS=columns,
             num_warps=4, **self.target.options(),
         )  # fmt: skip
         return out

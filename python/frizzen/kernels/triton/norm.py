@@ -1,5 +1,4 @@
 """RMS norm with the addition to the residual stream; one program per token."""
-# mypy: disable-error-code="misc, no-untyped-def, no-untyped-call"
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ __all__ = ["RmsNorm"]
 @triton.jit
 def _rms_norm(
     x, residual, weight, out, x_stride, size, eps, ADD: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
-):
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < size
@@ -54,24 +53,14 @@ class RmsNorm:
         """``weight [H]``."""
         block = round_up_power(self.size, 32)
         warps = min(max(block // 512, 1), 8)
-        options = self.target.options()
 
         def norm(x: Tensor, residual: Tensor | None) -> Tensor:
             out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
             if len(x):
                 _rms_norm[(len(x),)](
-                    x,
-                    residual,
-                    weight,
-                    out,
-                    x.stride(0),
-                    self.size,
-                    eps,
-                    ADD=residual is not None,
-                    BLOCK=block,
-                    num_warps=warps,
-                    **options,
-                )
+                    x, residual, weight, out, x.stride(0), self.size, eps,
+                    ADD=residual is not None, BLOCK=block, num_warps=warps, **self.target.options(),
+                )  # fmt: skip
             return out
 
         return norm

@@ -1,12 +1,12 @@
 """Router: the gate's product, the scores and the choice in one launch.
 
-A program multiplies a tile of tokens by a slice of the hidden size; the last program of a tile (it knows by a counter,
-which it sets back to zero) adds the slices in order, so the sum does not depend on who was last, and chooses.
+A program multiplies a tile of tokens by a slice of the hidden size; the last program of a tile (it knows by a
+counter, which it sets back to zero) adds the slices in order, so the sum does not depend on who was last, and
+chooses.
 
-The RMS norm before the router can be part of it (``prepare_normed``): every program updates its slice of the residual
-and adds up its squares; the last one divides, and stores the normed tokens.
+The RMS norm before the router can be part of it (``prepare_normed``): every program updates its slice of the
+residual and adds up its squares; the last one divides, and stores the normed tokens.
 """
-# mypy: disable-error-code="misc, no-untyped-def, no-untyped-call"
 
 from __future__ import annotations
 
@@ -22,7 +22,14 @@ from torch import Tensor
 from frizzen.kernels.facts import Facts
 from frizzen.kernels.moe_ops import Route
 from frizzen.kernels.moe_reference import Routing
-from frizzen.kernels.triton.launch import Target, await_inputs, multiply_add, precision, release_next, round_up_power
+from frizzen.kernels.triton.launch import (
+    Target,
+    await_inputs,
+    multiply_add,
+    precision,
+    release_next,
+    round_up_power,
+)
 from frizzen.kernels.triton.norm import RmsNorm
 
 __all__ = ["NormedRoute", "Router"]
@@ -30,7 +37,7 @@ __all__ = ["NormedRoute", "Router"]
 
 @triton.jit
 def _keys(scores, column, COUNT: tl.constexpr):
-    """Integers in the order of (score, lower column first); all differ, so one maximum names value and place."""
+    """Integers in the order of (score, lower column first): one maximum names value and place."""
     bits = scores.to(tl.int32, bitcast=True)
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     return (ordered.to(tl.int64) << 32) | (COUNT - 1 - column).to(tl.int64)
@@ -64,50 +71,71 @@ def _limit(choice, E: tl.constexpr, GROUPS: tl.constexpr, TOP_GROUPS: tl.constex
     return tl.reshape(tl.where(kept[:, :, None] > 0, members, float("-inf")), (tokens, E))
 
 
-@triton.jit(
-    do_not_specialize=["tokens"],
-    do_not_specialize_on_alignment=["valid"],
-)
+@triton.jit
+def _scores(logits, exists, SCORING: tl.constexpr):
+    if SCORING == "softmax":
+        logits = tl.where(exists, logits, float("-inf"))
+        scores = tl.exp(logits - tl.max(logits, axis=1)[:, None])
+        scores = scores / tl.sum(scores, axis=1)[:, None]
+    elif SCORING == "sigmoid":
+        scores = tl.sigmoid(logits)
+    else:
+        softplus = tl.log(1.0 + tl.exp(tl.minimum(logits, 20.0)))
+        scores = tl.sqrt(tl.where(logits > 20.0, logits, softplus))
+    return scores
+
+
+@triton.jit
+def _choose(
+    scores, correction, expert, exists,
+    E: tl.constexpr, EXPERTS: tl.constexpr, K: tl.constexpr, TOP: tl.constexpr, GROUPS: tl.constexpr,
+    TOP_GROUPS: tl.constexpr, CORRECTION: tl.constexpr,
+):  # fmt: skip
+    """Experts of every token ``[tokens, TOP]``, best first, and their scores."""
+    tokens: tl.constexpr = scores.shape[0]
+    choice = scores
+    if CORRECTION:
+        choice += tl.load(correction + expert, mask=exists, other=0.0)
+    # What is not a number must not win, and must still leave ids that exist.
+    choice = tl.where((choice > float("-inf")) & exists, choice, float("-inf"))
+    if GROUPS > 1:
+        choice = _limit(choice, E, GROUPS, TOP_GROUPS, CORRECTION)
+    keys = _keys(choice, expert, EXPERTS)
+    place = tl.arange(0, TOP)[None, :]
+    chosen = tl.zeros([tokens, TOP], dtype=tl.int32)
+    gains = tl.zeros([tokens, TOP], dtype=tl.float32)
+    for position in range(K):
+        best, score, keys = _best(keys, EXPERTS)
+        if CORRECTION:
+            score = tl.sum(tl.where(expert == best[:, None], scores, 0.0), axis=1)
+        chosen = tl.where(place == position, best[:, None], chosen)
+        gains = tl.where(place == position, score[:, None], gains)
+    return chosen, gains
+
+
+@triton.jit
+def _store_normed(
+    source, source_stride, norm, normed, token, present, inverse, H, WIDE: tl.constexpr
+):  # fmt: skip
+    for start in range(0, H, WIDE):
+        column = start + tl.arange(0, WIDE)
+        mask = present[:, None] & (column < H)[None, :]
+        gain = tl.load(norm + column, mask=column < H, other=0.0).to(tl.float32)
+        at = source + token[:, None] * source_stride + column[None, :]
+        y = tl.load(at, mask=mask, other=0.0, cache_modifier=".cg").to(tl.float32)
+        y = y * inverse[:, None] * gain[None, :]
+        tl.store(normed + token[:, None] * H + column[None, :], y.to(normed.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=["tokens"], do_not_specialize_on_alignment=["valid"])
 def _route(
-    x,
-    residual,
-    norm,
-    normed,
-    squares,
-    weight,
-    bias,
-    correction,
-    valid,
-    partial,
-    counters,
-    weights,
-    ids,
-    tokens,
-    share,
-    x_stride,
-    H,
-    eps,
-    scaling,
-    E: tl.constexpr,
-    K: tl.constexpr,
-    SCORING: tl.constexpr,
-    RENORMALIZE: tl.constexpr,
-    GROUPS: tl.constexpr,
-    TOP_GROUPS: tl.constexpr,
-    BIAS: tl.constexpr,
-    CORRECTION: tl.constexpr,
-    VALID: tl.constexpr,
-    NORM: tl.constexpr,
-    ADD: tl.constexpr,
-    SPLITS: tl.constexpr,
-    TOKENS: tl.constexpr,
-    EXPERTS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    WIDE: tl.constexpr,
-    TOP: tl.constexpr,
-    PRECISION: tl.constexpr,
-    PDL: tl.constexpr,
-):
+    x, residual, norm, normed, squares, weight, bias, correction, valid, partial, counters, weights, ids,
+    tokens, share, x_stride, H, eps, scaling,
+    E: tl.constexpr, K: tl.constexpr, SCORING: tl.constexpr, RENORMALIZE: tl.constexpr, GROUPS: tl.constexpr,
+    TOP_GROUPS: tl.constexpr, BIAS: tl.constexpr, CORRECTION: tl.constexpr, VALID: tl.constexpr,
+    NORM: tl.constexpr, ADD: tl.constexpr, SPLITS: tl.constexpr, TOKENS: tl.constexpr, EXPERTS: tl.constexpr,
+    COLUMNS: tl.constexpr, WIDE: tl.constexpr, TOP: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     tile = tl.program_id(0)
     split = tl.program_id(1)
     token = tile.to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
@@ -122,8 +150,9 @@ def _route(
         column = start + tl.arange(0, COLUMNS)
         inside = column < H
         mask = present[:, None] & inside[None, :]
+        gate_mask = exists[None, :] & inside[:, None]
         rows = tl.load(x + token[:, None] * x_stride + column[None, :], mask=mask, other=0.0)
-        gate = tl.load(weight + expert[None, :] * H + column[:, None], mask=exists[None, :] & inside[:, None], other=0.0)
+        gate = tl.load(weight + expert[None, :] * H + column[:, None], mask=gate_mask, other=0.0)
         if NORM:
             y = rows.to(tl.float32)
             if ADD:
@@ -137,6 +166,7 @@ def _route(
             rows = (y * gain[None, :]).to(rows.dtype)
         logits = multiply_add(rows.to(gate.dtype), gate, logits, PRECISION)
     squared = tl.sum(square, axis=1)
+
     if SPLITS > 1:
         part = token * SPLITS
         mine = partial + part[:, None] * EXPERTS + expert[None, :]
@@ -158,45 +188,19 @@ def _route(
     if NORM:
         inverse = tl.rsqrt(squared / H + eps)
         logits *= inverse[:, None]
-        source = residual if ADD else x
-        source_stride = H if ADD else x_stride
-        for start in range(0, H, WIDE):
-            column = start + tl.arange(0, WIDE)
-            mask = present[:, None] & (column < H)[None, :]
-            gain = tl.load(norm + column, mask=column < H, other=0.0).to(tl.float32)
-            at = source + token[:, None] * source_stride + column[None, :]
-            y = tl.load(at, mask=mask, other=0.0, cache_modifier=".cg").to(tl.float32)
-            y = y * inverse[:, None] * gain[None, :]
-            tl.store(normed + token[:, None] * H + column[None, :], y.to(normed.dtype.element_ty), mask=mask)
+        if ADD:
+            _store_normed(residual, H, norm, normed, token, present, inverse, H, WIDE)
+        else:
+            _store_normed(x, x_stride, norm, normed, token, present, inverse, H, WIDE)
     release_next(PDL)
     if BIAS:
         logits += tl.load(bias + expert, mask=exists, other=0.0).to(tl.float32)[None, :]
 
-    if SCORING == "softmax":
-        logits = tl.where(exists[None, :], logits, float("-inf"))
-        scores = tl.exp(logits - tl.max(logits, axis=1)[:, None])
-        scores = scores / tl.sum(scores, axis=1)[:, None]
-    elif SCORING == "sigmoid":
-        scores = tl.sigmoid(logits)
-    else:
-        scores = tl.sqrt(tl.where(logits > 20.0, logits, tl.log(1.0 + tl.exp(tl.minimum(logits, 20.0)))))
-    choice = scores
-    if CORRECTION:
-        choice += tl.load(correction + expert, mask=exists, other=0.0)[None, :]
-    choice = tl.where((choice == choice) & exists[None, :], choice, float("-inf"))
-    if GROUPS > 1:
-        choice = _limit(choice, E, GROUPS, TOP_GROUPS, CORRECTION)
-
-    keys = _keys(choice, expert[None, :], EXPERTS)
-    place = tl.arange(0, TOP)[None, :]
-    chosen = tl.zeros([TOKENS, TOP], dtype=tl.int32)
-    gains = tl.zeros([TOKENS, TOP], dtype=tl.float32)
-    for position in range(K):
-        best, score, keys = _best(keys, EXPERTS)
-        if CORRECTION:
-            score = tl.sum(tl.where(expert[None, :] == best[:, None], scores, 0.0), axis=1)
-        chosen = tl.where(place == position, best[:, None], chosen)
-        gains = tl.where(place == position, score[:, None], gains)
+    scores = _scores(logits, exists[None, :], SCORING)
+    chosen, gains = _choose(
+        scores, correction, expert[None, :], exists[None, :],
+        E, EXPERTS, K, TOP, GROUPS, TOP_GROUPS, CORRECTION,
+    )  # fmt: skip
     if RENORMALIZE:
         gains = gains / (tl.sum(gains, axis=1)[:, None] + 1e-20)
     gains *= scaling
@@ -204,6 +208,7 @@ def _route(
         real = (token < tl.load(valid))[:, None]
         gains = tl.where(real, gains, 0.0)
         chosen = tl.where(real, chosen, -1)
+    place = tl.arange(0, TOP)[None, :]
     at = token[:, None] * K + place
     mask = present[:, None] & (place < K)
     tl.store(weights + at, gains, mask=mask)
@@ -211,7 +216,10 @@ def _route(
 
 
 NormedRoute = Callable[[Tensor, Tensor | None, Tensor | None], tuple[Tensor, Tensor, Tensor]]
-"""``(x [T, H], residual [T, H] | None, valid)`` to the norm ``[T, H]``, the weights and the ids; ``residual += x`` in place."""
+"""``(x [T, H], residual [T, H] | None, valid)`` to the norm ``[T, H]``, weights and ids.
+
+``residual += x`` in place.
+"""
 
 
 class _Gate(NamedTuple):
@@ -240,19 +248,21 @@ class Router:
     routing: Routing
     target: Target
     counters: Tensor
+    """One per tile of tokens whose product is cut; all layers share them: they run one after the other."""
 
     @classmethod
     def build(cls, facts: Facts) -> Router:
-        """The kernel for one router; makes the counters, one per tile of tokens that is split."""
+        """The kernel for one shape of router."""
         counters = torch.zeros(_SPLIT_TOKENS // 4, dtype=torch.int32, device=facts.device)
-        return cls(facts.size("hidden"), facts.size("experts"), Routing.of(facts), Target.of(facts), counters)
+        hidden, experts = facts.size("hidden"), facts.size("experts")
+        return cls(hidden, experts, Routing.of(facts), Target.of(facts), counters)
 
     def prepare(self, weight: Tensor, bias: Tensor | None, correction: Tensor | None) -> Route:
         """Keeps the weight as it is."""
         gate = _Gate(weight, bias, correction)
 
         def route(x: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
-            return self._run(gate, x, valid)
+            return self._run(gate, x, valid, None)
 
         return route
 
@@ -266,16 +276,16 @@ class Router:
         def route(x: Tensor, residual: Tensor | None, valid: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
             if not 0 < len(x) <= _NORMED_TOKENS:
                 normed = separate(x, residual)
-                return (normed, *self._run(gate, normed, valid))
+                return (normed, *self._run(gate, normed, valid, None))
             normed = torch.empty(x.shape, dtype=x.dtype, device=x.device)
             return (normed, *self._run(gate, x, valid, _Norm(norm, eps, residual, normed)))
 
         return route
 
-    def _run(self, gate: _Gate, x: Tensor, valid: Tensor | None, norm: _Norm | None = None) -> tuple[Tensor, Tensor]:
-        tokens, k = len(x), self.routing.top_k
-        weights = torch.empty(tokens, k, dtype=torch.float32, device=x.device)
-        ids = torch.empty(tokens, k, dtype=torch.int32, device=x.device)
+    def _run(self, gate: _Gate, x: Tensor, valid: Tensor | None, norm: _Norm | None) -> tuple[Tensor, Tensor]:
+        tokens, routing = len(x), self.routing
+        weights = torch.empty(tokens, routing.top_k, dtype=torch.float32, device=x.device)
+        ids = torch.empty(tokens, routing.top_k, dtype=torch.int32, device=x.device)
         if not tokens:
             return weights, ids
         wide = round_up_power(self.experts, 16)
@@ -286,15 +296,16 @@ class Router:
             squares = torch.empty(tokens * splits, dtype=torch.float32, device=x.device)
         residual = norm.residual if norm else None
         _route[(triton.cdiv(tokens, tile), splits)](
-            x, residual, norm and norm.weight, norm and norm.normed, squares,
-            gate.weight, gate.bias, gate.correction, valid, partial, self.counters, weights, ids,
-            tokens, share, x.stride(0), self.hidden, norm.eps if norm else 0.0, self.routing.scaling,
-            E=self.experts, K=k, SCORING=self.routing.scoring, RENORMALIZE=self.routing.renormalize,
-            GROUPS=self.routing.groups, TOP_GROUPS=self.routing.top_groups, BIAS=gate.bias is not None,
+            x, residual, norm and norm.weight, norm and norm.normed, squares, *gate, valid, partial,
+            self.counters, weights, ids, tokens, share, x.stride(0), self.hidden, norm.eps if norm else 0.0,
+            routing.scaling,
+            E=self.experts, K=routing.top_k, SCORING=routing.scoring, RENORMALIZE=routing.renormalize,
+            GROUPS=routing.groups, TOP_GROUPS=routing.top_groups, BIAS=gate.bias is not None,
             CORRECTION=gate.correction is not None, VALID=valid is not None, NORM=norm is not None,
             ADD=residual is not None, SPLITS=splits, TOKENS=tile, EXPERTS=wide, COLUMNS=_COLUMNS,
-            WIDE=min(8192 // tile, round_up_power(self.hidden)), TOP=round_up_power(k),
-            PRECISION=precision(gate.weight.dtype), num_warps=_warps(tile, wide), num_stages=3, **self.target.options(),
+            WIDE=min(8192 // tile, round_up_power(self.hidden)), TOP=round_up_power(routing.top_k),
+            PRECISION=precision(gate.weight.dtype), num_warps=_warps(tile, wide), num_stages=3,
+            **self.target.options(),
         )  # fmt: skip
         return weights, ids
 

@@ -1,0 +1,210 @@
+"""Paged attention: decodes, verification widths and prefill chunks by one kernel, each with its own tile.
+
+Where the batch alone cannot keep the device busy, a tile's context is cut into splits, run by different
+programs and merged by a second launch.
+
+What a captured graph depends on: ``num_rows``, ``num_single``, ``num_tokens`` and upper bounds of
+``max_query`` and ``max_context``. Row borders, lengths and blocks are read on the device, so a replay is
+right for any lengths within the bounds; programs without work end at once. A row of length 0 gets zeros.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from frizzen.kernels.facts import Facts
+from frizzen.kernels.kv_layout import allocate
+from frizzen.kernels.ops import KVCache
+from frizzen.kernels.triton.attention import LOG2E, merge, paged_attention
+from frizzen.kernels.triton.launch import Target, precision, round_up_power
+from frizzen.step import StepContext
+
+__all__ = ["PagedAttention", "Tile"]
+
+_SPLIT_FROM = 512
+"""Longest context that is not worth a second launch."""
+_SPLIT_LEAST = 128
+"""Fewest keys of a split."""
+_SPLIT_MOST = 4096
+"""Most keys of a split of a row with few tokens, which must not keep one program busy when all others end."""
+_MAX_SPLITS = 64
+
+
+class Tile(NamedTuple):
+    """``BLOCK_M``, ``BLOCK_N``, warps, pipeline stages."""
+
+    m: int
+    n: int
+    warps: int
+    stages: int
+
+
+def _tile_for(pairs: int, programs: int, group: int, head_dim: int, dtype: torch.dtype) -> Tile:
+    """The tile for rows of at most ``pairs`` (token, head) pairs, ``programs`` per multiprocessor."""
+    least, wanted = round_up_power(group, 16), round_up_power(pairs, 16)
+    if dtype == torch.float32 or head_dim > 128:
+        return Tile(max(min(wanted, 32), least), 32, 4, 2)
+    if wanted >= 128:
+        return Tile(max(128, least), 64, 8, 3)
+    if wanted > 16:
+        return Tile(wanted, 64, 4, 3)
+    # Many rows: small programs, so that more of them are there to wait for memory.
+    return Tile(16, 32, 2, 2) if programs >= 2 else Tile(16, 128, 4, 3)
+
+
+@dataclass(frozen=True, slots=True)
+class _Launch:
+    """A range of rows served by one launch in every layer."""
+
+    first_row: int
+    last_row: int
+    tiles: int
+    splits: int
+    search: bool
+    """Whether a row may have several tiles."""
+    tile: Tile
+    partials: tuple[Tensor | None, Tensor | None, Tensor | None]
+    """Sums, peaks and norms of the splits."""
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    step: StepContext
+    launches: tuple[_Launch, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PagedAttention:
+    """See ``attention.paged``."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    window: int
+    block_size: int
+    softcap: float
+    dtype: torch.dtype
+    target: Target
+    tile: Callable[[int, int], Tile]
+    """The tile for rows of at most so many (token, head) pairs, and so many programs per multiprocessor."""
+    layout: str = "token"
+
+    @classmethod
+    def build(cls, facts: Facts, tile: Callable[[int, int], Tile] | None = None) -> PagedAttention:
+        """The kernel for one head geometry. A fact ``softcap`` is optional; 0 is none."""
+        heads, kv_heads, head_dim = (facts.size(name) for name in ("heads", "kv_heads", "head_dim"))
+        best = functools.partial(_tile_for, group=heads // kv_heads, head_dim=head_dim, dtype=facts.dtype)
+        return cls(
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            scale=facts.number("scale"),
+            window=facts.size("window"),
+            block_size=facts.size("block_size"),
+            softcap=facts.number("softcap") if "softcap" in facts else 0.0,
+            dtype=facts.dtype,
+            target=Target.of(facts),
+            tile=tile or best,
+        )
+
+    def bytes_per_token(self) -> int:
+        """Keys and values of all heads."""
+        return 2 * self.kv_heads * self.head_dim * self.dtype.itemsize
+
+    def allocate(self, num_blocks: int, device: torch.device) -> KVCache:
+        """An empty cache of one layer."""
+        return allocate(
+            self.layout, num_blocks, self.block_size, self.kv_heads, self.head_dim, self.dtype, device
+        )
+
+    def begin(self, step: StepContext) -> _State:
+        """Chooses tiles and splits, and makes the workspace: from sizes alone, nothing is read back."""
+        launches = []
+        if step.num_single:
+            launches.append(self._launch(step, 0, step.num_single, step.num_single, 1))
+        if step.num_single < step.num_rows:
+            tokens = step.num_tokens - step.num_single
+            launches.append(self._launch(step, step.num_single, step.num_rows, tokens, step.max_query))
+        return _State(step, tuple(launches))
+
+    def prepare(self, cache: KVCache, sinks: Tensor | None = None) -> Callable[[Tensor, _State], Tensor]:
+        """Binds a layer's cache and, for models that have them, its ``sinks [N]``."""
+
+        def attend(qkv: Tensor, state: _State) -> Tensor:
+            out = torch.empty(len(qkv), self.heads * self.head_dim, dtype=qkv.dtype, device=qkv.device)
+            for launch in state.launches:
+                self._run(launch, qkv, cache, sinks, out, state.step)
+            return out
+
+        return attend
+
+    @property
+    def _group(self) -> int:
+        return self.heads // self.kv_heads
+
+    def _launch(self, step: StepContext, first: int, last: int, tokens: int, max_query: int) -> _Launch:
+        programs = (last - first) * self.kv_heads // self.target.processors
+        tile = self.tile(max_query * self._group, programs)
+        per_tile = max(tile.m // self._group, 1)
+        search = max_query > per_tile
+        tiles = tokens // per_tile + last - first if search else last - first
+        splits = self._splits(tiles * self.kv_heads, step.max_context, search=search)
+        if splits == 1:
+            return _Launch(first, last, tiles, splits, search, tile, (None, None, None))
+        device, slots = step.seq_lens.device, tiles * self.kv_heads * splits * tile.m
+        width = round_up_power(self.head_dim, 16)
+        sums = torch.empty(slots * width, dtype=torch.float32, device=device)
+        peaks, norms = torch.empty(2, slots, dtype=torch.float32, device=device)
+        return _Launch(first, last, tiles, splits, search, tile, (sums, peaks, norms))
+
+    def _splits(self, programs: int, max_context: int, *, search: bool) -> int:
+        reach = min(max_context, self.window + _SPLIT_LEAST) if self.window else max_context
+        if reach <= _SPLIT_FROM:
+            return 1
+        wanted = 2 * self.target.processors // programs
+        if not search:
+            wanted = max(wanted, reach // _SPLIT_MOST)
+        return max(min(wanted, -(-reach // _SPLIT_LEAST), _MAX_SPLITS), 1)
+
+    def _run(
+        self,
+        launch: _Launch,
+        qkv: Tensor,
+        cache: KVCache,
+        sinks: Tensor | None,
+        out: Tensor,
+        step: StepContext,
+    ) -> None:
+        tile, rows = launch.tile, (launch.first_row, launch.last_row)
+        per_tile = max(tile.m // self._group, 1)
+        block_stride, token_stride, head_stride, _ = cache.k.stride()
+        shared = {
+            "GROUP": self._group,
+            "D": self.head_dim,
+            "SINKS": sinks is not None,
+            "SEARCH": launch.search,
+            "BLOCK_Q": per_tile,
+            "BLOCK_M": tile.m,
+            "BLOCK_D": round_up_power(self.head_dim, 16),
+            **self.target.options(),
+        }
+        paged_attention[(self.kv_heads, launch.tiles, launch.splits)](
+            qkv, cache.k, cache.v, sinks, out, step.query_start, step.seq_lens, step.block_table,
+            *launch.partials, *rows, launch.tiles, launch.splits, qkv.stride(0), step.block_table.stride(0),
+            block_stride, token_stride, head_stride, self.scale * LOG2E.value, self.softcap,
+            WINDOW=self.window, SOFTCAP=self.softcap > 0, BLOCK_SIZE=self.block_size, SPLIT=launch.splits > 1,
+            SPLIT_LEAST=_SPLIT_LEAST, BLOCK_N=tile.n, PRECISION=precision(self.dtype),
+            num_warps=tile.warps, num_stages=tile.stages, **shared,
+        )  # fmt: skip
+        if launch.splits > 1:
+            merge[(self.kv_heads, launch.tiles, per_tile * self._group)](
+                sinks, out, step.query_start, step.seq_lens, *launch.partials, *rows, launch.splits,
+                SPLITS=round_up_power(launch.splits, 8), num_warps=4, **shared,
+            )  # fmt: skip
