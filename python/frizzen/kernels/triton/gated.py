@@ -44,7 +44,7 @@ class LinearSiluMul:
     @classmethod
     def build(cls, facts: Facts) -> LinearSiluMul:
         """The kernel for one intermediate size."""
-        size, target = facts.size("out_features"), Target.of(facts)
+        size, target = facts.size("out_features"), Target.of(facts, shared_memory=150_000)
         skinny = Skinny.of(facts.size("in_features"), 2 * size, target, facts.device)
         return cls(SkinnyLinear(skinny), size, target)
 

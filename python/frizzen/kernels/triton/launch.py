@@ -39,12 +39,20 @@ class Target:
     """Multiprocessors: how many programs it takes to keep the device busy."""
 
     @classmethod
-    def of(cls, facts: Facts) -> Target:
-        """Reads the device that ``facts`` describe."""
+    def of(cls, facts: Facts, shared_memory: int = 0) -> Target:
+        """Reads the device that ``facts`` describe.
+
+        Raises:
+            RuntimeError: a program can have less than ``shared_memory`` bytes there.
+        """
         if facts.device != "cuda":
-            return cls(dependent=False, processors=4)
+            return cls(dependent=False, processors=16)
+        device = torch.cuda.current_device()
+        properties = triton.runtime.driver.active.utils.get_device_properties(device)
+        if (most := properties["max_shared_mem"]) < shared_memory:
+            raise RuntimeError(f"tiles take {shared_memory} bytes of shared memory, the device has {most}")
         majors = (int(found[1]) for flag in facts.capability if (found := re.match(r"sm_(\d+)\d", flag)))
-        return cls(max(majors, default=0) >= 9, torch.cuda.get_device_properties().multi_processor_count)
+        return cls(max(majors, default=0) >= 9, properties["multiprocessor_count"])
 
     def options(self) -> dict[str, Any]:
         """Keyword arguments of every launch; the interpreter does not know ``launch_pdl``."""

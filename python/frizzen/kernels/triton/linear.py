@@ -272,7 +272,12 @@ class SkinnyLinear:
     def build(cls, facts: Facts) -> SkinnyLinear:
         """The kernel for one weight shape."""
         return cls(
-            Skinny.of(facts.size("in_features"), facts.size("out_features"), Target.of(facts), facts.device)
+            Skinny.of(
+                facts.size("in_features"),
+                facts.size("out_features"),
+                Target.of(facts, shared_memory=150_000),
+                facts.device,
+            )
         )
 
     def prepare(self, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
@@ -316,7 +321,12 @@ class LmHead:
     def build(cls, facts: Facts) -> LmHead:
         """The kernel for one head."""
         return cls(
-            Skinny.of(facts.size("in_features"), facts.size("out_features"), Target.of(facts), facts.device)
+            Skinny.of(
+                facts.size("in_features"),
+                facts.size("out_features"),
+                Target.of(facts, shared_memory=150_000),
+                facts.device,
+            )
         )
 
     def prepare(self, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:

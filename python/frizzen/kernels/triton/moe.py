@@ -95,7 +95,7 @@ class MoeExperts:
             facts.size("top_k"),
             Activation.of(facts),
             facts.dtype,
-            Target.of(facts),
+            Target.of(facts, shared_memory=200_000),
         )
 
     def prepare(self, w13: Tensor, w2: Tensor, b13: Tensor | None, b2: Tensor | None) -> Experts:

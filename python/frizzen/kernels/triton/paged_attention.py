@@ -110,7 +110,7 @@ class PagedAttention:
             block_size=facts.size("block_size"),
             softcap=facts.number("softcap") if "softcap" in facts else 0.0,
             dtype=facts.dtype,
-            target=Target.of(facts),
+            target=Target.of(facts, shared_memory=140_000),
             tile=tile or best,
         )
 

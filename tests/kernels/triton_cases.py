@@ -1,0 +1,249 @@
+"""What the conformance test does not reach in the Triton kernels, and a part of it for the interpreter.
+
+Not collected by itself: ``test_triton.py`` runs it in a process whose kernels are interpreted on the CPU, and
+its cases on a GPU where there is one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from frizzen.kernels.facts import Facts, ShapeValue, detect_machine
+from frizzen.kernels.moe_ops import MOE_EXPERTS, MOE_ROUTE
+from frizzen.kernels.moe_reference import CANDIDATES as MOE_REFERENCE
+from frizzen.kernels.ops import (
+    ATTENTION_PAGED,
+    LINEAR,
+    LINEAR_SILU_MUL,
+    LM_HEAD,
+    LM_HEAD_TIED,
+    NORM_RMS,
+    ROPE,
+)
+from frizzen.kernels.plan import default_registry
+from frizzen.kernels.problems import SHAPES, disagreement, paged_step
+from frizzen.kernels.reference import CANDIDATES as REFERENCE
+from frizzen.step import StepContext
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cpu" if INTERPRETED else "cuda"
+
+# Two shapes of each op are enough for the interpreter, which takes seconds for what a GPU does at once.
+INTERPRETED_SHAPES = {
+    NORM_RMS: (2,),
+    ROPE: (4, 9),
+    LINEAR: (5, 6),
+    LINEAR_SILU_MUL: (1,),
+    LM_HEAD: (1,),
+    LM_HEAD_TIED: (1,),
+    ATTENTION_PAGED: (2, 5),
+    MOE_ROUTE: (1, 3, 4, 6, 7),
+    MOE_EXPERTS: (2, 3),
+}
+
+
+def facts(dtype: torch.dtype, **shape: ShapeValue) -> Facts:
+    return Facts.of(detect_machine(DEVICE), dtype, shape)
+
+
+def kernel(op: str, of: Facts) -> object:
+    return next(entry for entry in default_registry().candidates(op) if entry.name == "triton").build(of)
+
+
+def reference(op: str, of: Facts) -> object:
+    return next(entry for entry in (*REFERENCE, *MOE_REFERENCE) if entry.op == op).build(of)
+
+
+def close(got: Tensor, want: Tensor, bound: float = 1e-4) -> None:
+    torch.testing.assert_close(got.float(), want.float(), rtol=bound, atol=bound, equal_nan=True)
+
+
+def normal(*size: int) -> Tensor:
+    return torch.randn(size, generator=torch.Generator().manual_seed(sum(size))).to(DEVICE)
+
+
+def attention_facts(**others: ShapeValue) -> Facts:
+    shape: dict[str, ShapeValue] = {"heads": 4, "kv_heads": 2, "head_dim": 32, "scale": 0.2, "window": 0}
+    return facts(torch.float32, **{**shape, "block_size": 8, "sinks": False, **others})
+
+
+def attention_problem(rows: Sequence[tuple[int, int]], of: Facts) -> tuple[StepContext, object, Tensor]:
+    """A step, a filled cache and joint queries, keys and values."""
+    step, blocks = paged_step(rows, 8, torch.Generator().manual_seed(0), torch.device(DEVICE))
+    cache = kernel(ATTENTION_PAGED.name, of).allocate(blocks, torch.device(DEVICE))
+    cache.data.copy_(normal(*cache.data.shape))
+    return step, cache, normal(step.num_tokens, 4 * 32 + 2 * 2 * 32)
+
+
+def attend(
+    which: Callable[[str, Facts], object], of: Facts, problem: tuple, sinks: Tensor | None = None
+) -> Tensor:
+    step, cache, qkv = problem
+    chosen = which(ATTENTION_PAGED.name, of)
+    return chosen.prepare(cache, sinks)(qkv, chosen.begin(step))
+
+
+def case_long_contexts_are_split_and_merged() -> None:
+    of = attention_facts()
+    problem = attention_problem([(700, 1), (3, 1), (560, 1), (513, 40)], of)
+    assert any(launch.splits > 1 for launch in kernel(ATTENTION_PAGED.name, of).begin(problem[0]).launches)
+    close(attend(kernel, of, problem), attend(reference, of, problem))
+
+
+def case_a_window_bounds_the_keys_of_a_split_context() -> None:
+    of = attention_facts(window=540)
+    problem = attention_problem([(700, 1), (560, 1), (650, 5)], of)
+    close(attend(kernel, of, problem), attend(reference, of, problem))
+
+
+def case_sinks_take_weight_and_have_no_value() -> None:
+    of, sinks = attention_facts(sinks=True), normal(4) + 1
+    problem = attention_problem([(9, 1), (600, 1), (33, 7)], of)
+    close(attend(kernel, of, problem, sinks), attend(reference, of, problem, sinks))
+    assert not torch.allclose(attend(kernel, of, problem, sinks), attend(kernel, of, problem))
+
+
+def case_a_soft_cap_bends_the_scores() -> None:
+    of = facts(torch.float32, **dict(attention_facts().shape), softcap=1.5)
+    step, cache, qkv = attention_problem([(37, 37)], of)
+    found = attend(kernel, of, (step, cache, qkv))
+    blocks = step.block_table[0].long()
+    k, v = (part[blocks].flatten(0, 1)[:37].repeat_interleave(2, 1) for part in (cache.k, cache.v))
+    scores = torch.einsum("tnd,jnd->ntj", qkv[:, :128].view(37, 4, 32), k) * 0.2
+    scores = 1.5 * torch.tanh(scores / 1.5)
+    scores.masked_fill_(torch.ones(37, 37, dtype=torch.bool, device=DEVICE).triu(1), -torch.inf)
+    close(found, torch.einsum("ntj,jnd->tnd", torch.softmax(scores, -1), v).flatten(1))
+
+
+def case_a_row_that_is_not_a_number_fails_alone() -> None:
+    of = attention_facts()
+    step, cache, qkv = attention_problem([(600, 1), (9, 1), (5, 3)], of)
+    qkv[0, 0] = torch.nan
+    found, want = (attend(which, of, (step, cache, qkv)) for which in (kernel, reference))
+    assert found[0, :32].isnan().all()
+    close(found[1:], want[1:])
+
+
+def case_a_row_without_context_gets_zeros() -> None:
+    of = attention_facts()
+    step, cache, qkv = attention_problem([(9, 1), (5, 1)], of)
+    step.seq_lens[1] = 0
+    assert not attend(kernel, of, (step, cache, qkv))[1].any()
+
+
+def case_a_cut_product_adds_its_cuts() -> None:
+    from frizzen.kernels.triton.launch import Target
+    from frizzen.kernels.triton.linear import Skinny, Tile
+
+    skinny = Skinny.of(700, 100, Target(dependent=False, processors=132), DEVICE)
+    weight, bias = normal(100, 700), normal(100)
+    for tokens in (2, 17):
+        x, out = normal(tokens, 700), torch.full((tokens, 100), torch.nan, device=DEVICE)
+        for _ in range(2):  # twice: the counters are back at zero
+            skinny.few(x, weight, bias, out, Tile(64, 128, 4, 2, 4))
+            close(out, x @ weight.T + bias, 1e-3)
+
+
+def case_the_norm_before_a_product_may_be_part_of_it() -> None:
+    weight, gain, bias = normal(40, 72), normal(72), normal(40)
+    of = facts(torch.float32, in_features=72, out_features=40, bias=True)
+    for tokens in (1, 3):
+        for residual in (normal(tokens, 72) * 2, None):
+            x, mine = normal(tokens, 72), None if residual is None else residual.clone()
+            y, updated = kernel(LINEAR.name, of).prepare_normed(gain, 1e-5, weight, bias)(x, mine)
+            stream = x if residual is None else x + residual
+            normed = torch.rms_norm(stream, (72,), gain, 1e-5)
+            close(updated, stream)
+            close(y, normed @ weight.T + bias)
+
+
+ROUTING: dict[str, ShapeValue] = {
+    "hidden": 192,
+    "experts": 16,
+    "top_k": 3,
+    "scoring": "softmax",
+    "renormalize": True,
+    "scaling": 1.0,
+    "groups": 1,
+    "top_groups": 1,
+    "bias": False,
+    "correction": False,
+}
+
+
+def case_the_norm_before_a_router_may_be_part_of_it() -> None:
+    of, weight, gain = facts(torch.float32, **ROUTING), normal(16, 192), normal(192)
+    for tokens in (1, 7, 70):
+        for residual in (normal(tokens, 192) * 2, None):
+            x, mine = normal(tokens, 192), None if residual is None else residual.clone()
+            found = kernel(MOE_ROUTE.name, of).prepare_normed(gain, 1e-5, weight, None, None)(x, mine, None)
+            stream = x if residual is None else x + residual
+            normed = torch.rms_norm(stream, (192,), gain, 1e-5)
+            wanted = reference(MOE_ROUTE.name, of).prepare(weight, None, None)(normed, None)
+            if mine is not None:
+                close(mine, stream)
+            for got, want in zip(found, (normed, *wanted), strict=True):
+                close(got, want)
+
+
+def case_a_token_that_is_not_a_number_gets_experts_that_exist() -> None:
+    of, weight = facts(torch.float32, **ROUTING), normal(16, 192)
+    for tokens in (1, 5, 600):
+        x = normal(tokens, 192)
+        x[-1] = torch.nan
+        weights, ids = kernel(MOE_ROUTE.name, of).prepare(weight, None, None)(x, None)
+        want = reference(MOE_ROUTE.name, of).prepare(weight, None, None)(x, None)
+        assert 0 <= ids.min() <= ids.max() < 16
+        assert len(ids[-1].unique()) == 3
+        assert weights[-1].isnan().all()
+        close(weights, want[0])
+        assert torch.equal(ids, want[1])
+
+
+def case_equal_scores_go_to_the_lower_expert() -> None:
+    of, x = facts(torch.float32, **ROUTING), normal(6, 192)
+    weight = normal(1, 192).expand(16, 192).contiguous()
+    _, ids = kernel(MOE_ROUTE.name, of).prepare(weight, None, None)(x, None)
+    assert ids.tolist() == [[0, 1, 2]] * 6
+
+
+def case_a_token_without_experts_gets_zeros() -> None:
+    shape = {"hidden": 64, "intermediate": 32, "experts": 8, "top_k": 2, "bias": True}
+    of = facts(torch.float32, clamp=0.0, alpha=1.0, beta=0.0, **shape)
+    weights = normal(8, 64, 64), normal(8, 64, 32), normal(8, 64), normal(8, 64)
+    for tokens in (1, 6, 300):
+        x, gains = normal(tokens, 64), normal(tokens, 2).abs()
+        ids = torch.stack([torch.arange(tokens) % 8, (torch.arange(tokens) + 3) % 8], 1).int().to(DEVICE)
+        ids[0] = -1
+        found, want = (
+            which(MOE_EXPERTS.name, of).prepare(*weights)(x, gains, ids) for which in (kernel, reference)
+        )
+        assert not found[0].any()
+        close(found, want, 1e-3)
+
+
+CASES = [function for name, function in list(globals().items()) if name.startswith("case_")]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__.removeprefix("case_"))
+@torch.inference_mode()
+def test_case(case: Callable[[], None]) -> None:
+    case()
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="the conformance test itself runs these on a device")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("op", INTERPRETED_SHAPES, ids=lambda op: op.name)
+@torch.inference_mode()
+def test_candidate_agrees_with_the_reference(op, dtype: torch.dtype) -> None:
+    candidate = next(entry for entry in default_registry().candidates(op.name) if entry.name == "triton")
+    for shape in (SHAPES[op.name][index] for index in INTERPRETED_SHAPES[op]):
+        of = facts(dtype, **shape)
+        if candidate.requires(of) is None:
+            disagrees = disagreement(op, candidate, of, candidate.build(of))
+            assert disagrees is None, f"{dict(shape)}: {disagrees.message}"
