@@ -176,7 +176,7 @@ fn publish_plan(metrics: &Metrics, info: &WorkerInfo) {
 fn announce(state: &SharedState, address: std::net::SocketAddr) {
     let (url, model) = (format!("http://{address}"), &state.names[0]);
     let body = format!(
-        r#"{{"model":"{model}","messages":[{{"role":"user","content":"What is the capital of France?"}}]}}"#
+        r#"{{"model":"{model}","temperature":0,"messages":[{{"role":"user","content":"What is gravity?"}}]}}"#
     );
     // Nobody reads it if standard output is closed.
     let _ = writeln!(
