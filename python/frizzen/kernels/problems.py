@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 from frizzen.kernels import (
+    draft_problems,
+    draft_reference,
     family_problems,
     mla_reference,
     moe_problems,
@@ -50,6 +52,7 @@ OPS: tuple[Op[Any], ...] = (
     ATTENTION_PAGED,
     *moe_problems.OPS,
     *family_problems.OPS,
+    *draft_problems.OPS,
 )
 
 TOLERANCE = {torch.float32: (1e-4, 1e-5), torch.bfloat16: (2e-2, 2e-2), torch.float16: (3e-3, 3e-3)}
@@ -153,6 +156,7 @@ def _runs(op: str) -> Iterator[tuple[str, Run]]:
     if op != ATTENTION_PAGED.name:
         yield from moe_problems.runs(op)
         yield from family_problems.runs(op)
+        yield from draft_problems.runs(op)
         return
     yield "one decode", _attention((1, 1))
     yield "decodes", _attention((5, 1), (16, 1), (17, 1), (130, 1), (1, 1))
@@ -210,6 +214,7 @@ SHAPES: Mapping[str, tuple[Mapping[str, ShapeValue], ...]] = {
     ),
     **moe_problems.SHAPES,
     **family_problems.SHAPES,
+    **draft_problems.SHAPES,
 }
 """Shapes for the conformance test, by op: real ones, and ones that no tile divides."""
 
@@ -218,6 +223,7 @@ _ORACLES = (
     *reference.CANDIDATES,
     *moe_reference.CANDIDATES,
     *mla_reference.CANDIDATES,
+    *draft_reference.CANDIDATES,
     *sparsemixer.CANDIDATES,
 )
 

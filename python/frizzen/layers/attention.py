@@ -7,8 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
-from frizzen.kernels.ops import ATTENTION_PAGED, ROPE
-from frizzen.layers.build import BuildContext, Norm
+from frizzen.kernels.draft_ops import ATTENTION_DRAFT
+from frizzen.kernels.facts import ShapeValue
+from frizzen.kernels.ops import ATTENTION_PAGED, ROPE, PagedAttentionKernel
+from frizzen.layers.build import BuildContext, Norm, Sight
 from frizzen.models.config import DecoderConfig
 
 __all__ = ["Attention"]
@@ -17,10 +19,12 @@ __all__ = ["Attention"]
 class Attention:
     """Projections in, rotation with cache write, attention, projection out.
 
-    Unusable until :meth:`allocate_kv` has bound a cache.
+    Unusable until :meth:`allocate_kv` has bound a cache. With a ``sight``, it is a draft layer's.
     """
 
-    def __init__(self, context: BuildContext, config: DecoderConfig, window: int) -> None:
+    def __init__(
+        self, context: BuildContext, config: DecoderConfig, window: int, sight: Sight | None = None
+    ) -> None:
         plan, dtype, layer = context.plan, context.dtype, context.layer
         heads = {"heads": config.num_heads, "kv_heads": config.num_kv_heads, "head_dim": config.head_dim}
         self._qkv = context.linear("qkv", "attention.q", "attention.k", "attention.v", bias=config.qkv_bias)
@@ -29,17 +33,7 @@ class Attention:
         self._q_norm = context.take("attention.q_norm") if config.qk_norm else None
         self._k_norm = context.take("attention.k_norm") if config.qk_norm else None
         self._eps = config.rms_eps
-        self.kernel = plan.resolve(
-            ATTENTION_PAGED,
-            dtype,
-            site="attention",
-            layer=layer,
-            scale=config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale,
-            window=window,
-            block_size=context.block_size,
-            sinks=config.sinks,
-            **heads,
-        )
+        self.kernel = _kernel(context, config, window, sight)
         self._rope_kernel = plan.resolve(
             ROPE,
             dtype,
@@ -68,15 +62,46 @@ class Attention:
             return None
         return self._qkv, self._rope, self._attend, self._out
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, state: Any) -> Tensor:
-        """``x [T, H]`` -> ``[T, H]``; ``state`` is what the kernel made of the step."""
+    def write(self, x: Tensor, cos: Tensor, sin: Tensor, slots: Tensor) -> Tensor:
+        """Stores the keys and values of ``x [T, H]``; returns the queries in what the kernel takes."""
         qkv = self._qkv(x)
         for place, norm in self._full_norms:
             qkv[:, place] = norm(qkv[:, place], None)
         if self._clip:
             qkv.clamp_(-self._clip, self._clip)
         self._rope(qkv, cos, sin, slots)
-        return self._out(self._attend(qkv, state))
+        return qkv
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, state: Any) -> Tensor:
+        """``x [T, H]`` -> ``[T, H]``; ``state`` is what the kernel made of the step."""
+        return self._out(self._attend(self.write(x, cos, sin, slots), state))
+
+
+def _kernel(
+    context: BuildContext, config: DecoderConfig, window: int, sight: Sight | None
+) -> PagedAttentionKernel:
+    facts: dict[str, ShapeValue] = {
+        "heads": config.num_heads,
+        "kv_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "scale": config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale,
+        "window": window,
+        "block_size": context.block_size,
+    }
+    site, layer = "attention", context.layer
+    if sight is None:
+        return context.plan.resolve(
+            ATTENTION_PAGED, context.dtype, site=site, layer=layer, **facts, sinks=config.sinks
+        )
+    return context.plan.resolve(
+        ATTENTION_DRAFT,
+        context.dtype,
+        site=site,
+        layer=layer,
+        **facts,
+        causal=sight.causal,
+        first=sight.first,
+    )
 
 
 def _full_norms(context: BuildContext, config: DecoderConfig) -> tuple[tuple[slice, Norm], ...]:

@@ -25,10 +25,20 @@ if TYPE_CHECKING:
     # The loader builds models out of layers: at run time, layers know nothing of it.
     from frizzen.loading.checkpoint import Weights
 
-__all__ = ["BuildContext", "Map", "Norm"]
+__all__ = ["BuildContext", "Map", "Norm", "Sight"]
 
 Map = Callable[[Tensor], Tensor]
 Norm = Callable[[Tensor, Tensor | None], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What the tokens of a draft layer see, where it is not simply what came before them."""
+
+    causal: bool = True
+    """Whether a token sees only what came before it; otherwise all tokens of its row."""
+    first: int = 0
+    """Slots at the beginning of a row that nobody sees."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,9 @@ class AttentionLayer(Protocol):
     def kernels(self) -> tuple[object, object, object, object] | None:
         """Projection in, rotation, attention, projection out; None if the layer is more than these."""
 
+    def write(self, x: Tensor, cos: Tensor, sin: Tensor, slots: Tensor) -> Tensor:
+        """The first part of ``forward``, which stores keys and values; returns the queries."""
+
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, state: Any) -> Tensor:
         """``x [T, H]`` -> ``[T, H]``, a fresh tensor; ``state`` is what the kernel made of the step."""
 
@@ -65,6 +68,10 @@ class DecoderLayer:
         if attention is None or feed_forward is None or self._multiplier != 1:
             return None
         return LayerKernels(self._input_norm, *attention, self._mlp_norm, *feed_forward)
+
+    def write(self, residual: Tensor, cos: Tensor, sin: Tensor, slots: Tensor) -> None:
+        """Stores keys and values of a stream ``[T, H]`` and computes nothing else."""
+        self.attention.write(self._input_norm(residual, None), cos, sin, slots)
 
     def forward(
         self, x: Tensor | None, residual: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, state: Any

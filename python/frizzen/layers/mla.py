@@ -7,8 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from frizzen.kernels.mla_ops import ATTENTION_MLA, ROPE_MLA, LatentAttend, LatentRope
-from frizzen.layers.build import BuildContext, Map
+from frizzen.kernels.draft_ops import ATTENTION_DRAFT_MLA
+from frizzen.kernels.facts import ShapeValue
+from frizzen.kernels.mla_ops import ATTENTION_MLA, ROPE_MLA, LatentAttend, LatentAttentionKernel, LatentRope
+from frizzen.layers.build import BuildContext, Map, Sight
 from frizzen.models.config import DecoderConfig, MlaConfig
 
 __all__ = ["LatentAttention"]
@@ -20,10 +22,12 @@ _NORM_EPS = 1e-6
 class LatentAttention:
     """Projections to latent vectors, norm and rotation with cache write, attention, projection out.
 
-    Unusable until :meth:`allocate_kv` has bound a cache.
+    Unusable until :meth:`allocate_kv` has bound a cache. With a ``sight``, it is a draft layer's.
     """
 
-    def __init__(self, context: BuildContext, config: DecoderConfig, mla: MlaConfig) -> None:
+    def __init__(
+        self, context: BuildContext, config: DecoderConfig, mla: MlaConfig, sight: Sight | None = None
+    ) -> None:
         sizes = {"heads": config.num_heads, "nope_dim": mla.nope_dim, "rope_dim": mla.rope_dim}
         latent_dim = mla.latent_dim
         query_width = config.num_heads * (mla.nope_dim + mla.rope_dim)
@@ -38,17 +42,7 @@ class LatentAttention:
             self._down = context.linear("q_latent", "attention.q", "attention.kv_a", bias=False)
         self._kv_norm = context.take("attention.kv_norm")
         self._expansion = context.take("attention.kv_b.weight")
-        self.kernel = context.plan.resolve(
-            ATTENTION_MLA,
-            context.dtype,
-            site="attention",
-            layer=context.layer,
-            value_dim=mla.value_dim,
-            latent_dim=latent_dim,
-            scale=mla.scale,
-            block_size=context.block_size,
-            **sizes,
-        )
+        self.kernel = _kernel(context, config, mla, sight)
         self._rope_kernel = context.plan.resolve(
             ROPE_MLA,
             context.dtype,
@@ -72,13 +66,37 @@ class LatentAttention:
         """None: nothing runs such a layer in one call."""
         return None
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, state: Any) -> Tensor:
-        """``x [T, H]`` -> ``[T, H]``; ``state`` is what the kernel made of the step."""
+    def write(self, x: Tensor, cos: Tensor, sin: Tensor, slots: Tensor) -> Tensor:
+        """Stores the latent vectors of ``x [T, H]``; returns the rotated queries."""
         q, kv = torch.split(self._down(x), self._split, dim=1)
         if self._query is not None:
             q = self._query(q)
         self._rope(q, kv, cos, sin, slots)
-        return self._out(self._attend(q, state))
+        return q
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, state: Any) -> Tensor:
+        """``x [T, H]`` -> ``[T, H]``; ``state`` is what the kernel made of the step."""
+        return self._out(self._attend(self.write(x, cos, sin, slots), state))
+
+
+def _kernel(
+    context: BuildContext, config: DecoderConfig, mla: MlaConfig, sight: Sight | None
+) -> LatentAttentionKernel:
+    facts: dict[str, ShapeValue] = {
+        "heads": config.num_heads,
+        "nope_dim": mla.nope_dim,
+        "rope_dim": mla.rope_dim,
+        "value_dim": mla.value_dim,
+        "latent_dim": mla.latent_dim,
+        "scale": mla.scale,
+        "block_size": context.block_size,
+    }
+    site, layer = "attention", context.layer
+    if sight is None:
+        return context.plan.resolve(ATTENTION_MLA, context.dtype, site=site, layer=layer, **facts)
+    return context.plan.resolve(
+        ATTENTION_DRAFT_MLA, context.dtype, site=site, layer=layer, **facts, first=sight.first
+    )
 
 
 def _without_cache(*_: Any) -> Any:

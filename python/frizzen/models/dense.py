@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from frizzen.layers.attention import Attention
-from frizzen.layers.build import BuildContext, Map
+from frizzen.layers.build import BuildContext, Map, Sight
 from frizzen.layers.decoder import AttentionLayer, DecoderLayer, FeedForward
 from frizzen.layers.mla import LatentAttention
 from frizzen.layers.mlp import GatedMlp
@@ -25,7 +25,7 @@ from frizzen.loading.hf_config import HfConfig
 from frizzen.models.base import CausalLM
 from frizzen.models.config import DecoderConfig, RopeConfig, check_layers
 
-__all__ = ["IGNORED", "build", "from_gguf", "from_hf", "halves_apart", "parameters"]
+__all__ = ["IGNORED", "build", "decoder_layer", "from_gguf", "from_hf", "halves_apart", "parameters"]
 
 IGNORED = (r"rotary_emb\.inv_freq$",)
 """Old checkpoints carry the rope frequencies, which follow from the configuration."""
@@ -242,20 +242,7 @@ def build(config: DecoderConfig, context: BuildContext) -> CausalLM:
     divisors = context.take("rope_divisors") if context.weights.has("rope_divisors") else None
     moe = config.moe
     load = ExpertLoad(moe.layers, moe.num_experts, context.device) if moe else None
-    layers = []
-    for index, window in enumerate(config.windows):
-        at_layer = context.at_layer(index)
-        attention: AttentionLayer
-        if config.mla:
-            attention = LatentAttention(at_layer, config, config.mla)
-        else:
-            attention = Attention(at_layer, config, window)
-        feed_forward: FeedForward
-        if moe and load and index in moe.layers:
-            feed_forward = MoeLayer(at_layer, moe, load)
-        else:
-            feed_forward = GatedMlp(at_layer, bias=config.mlp_bias)
-        layers.append(DecoderLayer(at_layer, config, attention, feed_forward))
+    layers = [decoder_layer(config, context, index, load) for index in range(config.num_layers)]
     return CausalLM(
         config,
         embed=_multiplied(embed, config.embedding_multiplier),
@@ -268,6 +255,28 @@ def build(config: DecoderConfig, context: BuildContext) -> CausalLM:
         block_size=context.block_size,
         expert_load=load,
     )
+
+
+def decoder_layer(
+    config: DecoderConfig,
+    context: BuildContext,
+    index: int,
+    load: ExpertLoad | None,
+    sight: Sight | None = None,
+) -> DecoderLayer:
+    """Layer ``index``; with a ``sight``, as a draft layer."""
+    at_layer = context.at_layer(index)
+    attention: AttentionLayer
+    if config.mla:
+        attention = LatentAttention(at_layer, config, config.mla, sight)
+    else:
+        attention = Attention(at_layer, config, config.windows[index], sight)
+    feed_forward: FeedForward
+    if config.moe and load and index in config.moe.layers:
+        feed_forward = MoeLayer(at_layer, config.moe, load)
+    else:
+        feed_forward = GatedMlp(at_layer, bias=config.mlp_bias)
+    return DecoderLayer(at_layer, config, attention, feed_forward)
 
 
 def _multiplied(function: Map, factor: float) -> Map:
