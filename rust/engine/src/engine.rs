@@ -97,6 +97,8 @@ pub struct Engine<W> {
     counted: SchedulerCounters,
     out_of_memory: bool,
     speculating: Option<Speculating>,
+    /// Positions past its rows for which the worker's drafter writes KV.
+    lookahead: u32,
     /// When the last step ended, while there was always another one after it.
     last_end: Option<Duration>,
 }
@@ -122,6 +124,7 @@ fn scheduler_config(info: &WorkerInfo, options: &EngineOptions) -> SchedulerConf
         prefix_caching: options.prefix_caching,
         long_prefill_threshold: options.long_prefill_threshold,
         policy: options.policy,
+        spare_last_hit: info.drafter.as_ref().is_some_and(|drafter| drafter.kv_sees_next_token),
         hash_seed: random(),
         admissions: info.admission_limits(),
     }
@@ -165,7 +168,7 @@ impl<W: Worker> Engine<W> {
         let info = worker.info().clone();
         let checked = info.validate().and_then(|()| {
             let config = options.speculation;
-            config.map(|config| Speculating::new(config, info.max_drafts, &metrics, &seat.shared)).transpose()
+            config.map(|config| Speculating::new(config, &info, &metrics, &seat.shared)).transpose()
         });
         let speculating = checked.map_err(|message| {
             let error = Error::Engine { message };
@@ -174,6 +177,7 @@ impl<W: Worker> Engine<W> {
         })?;
         let scheduler = Scheduler::new(scheduler_config(&info, &options));
         let rows = info.max_num_seqs as usize;
+        let lookahead = info.drafter.as_ref().map_or(0, |drafter| drafter.lookahead);
         // The seat is fresh, so nobody has set the info before.
         let _ = seat.shared.info.set(info);
         seat.shared.set_phase(Health::Ready);
@@ -193,6 +197,7 @@ impl<W: Worker> Engine<W> {
             counted: SchedulerCounters::default(),
             out_of_memory: false,
             speculating,
+            lookahead,
             last_end: None,
         })
     }
@@ -298,14 +303,18 @@ impl<W: Worker> Engine<W> {
     }
 
     fn turn(&mut self) -> std::result::Result<(), WorkerError> {
-        if self.speculating.as_ref().is_some_and(Speculating::is_engaged) {
+        let proposing = self.flight.iter().any(|plan| plan.propose > 0);
+        if proposing || self.speculating.as_ref().is_some_and(Speculating::is_engaged) {
             // Drafts follow what the step in flight will return, so there is no planning ahead of it.
             while !self.flight.is_empty() {
                 self.collect_oldest()?;
             }
         }
         let mut plan = self.spare.pop().unwrap_or_default();
+        let drafts = self.speculating.as_ref().is_some_and(Speculating::may_draft);
+        self.scheduler.set_lookahead(if drafts { self.lookahead } else { 0 });
         let planned = self.scheduler.plan(&mut plan, self.shared.clock.now());
+        plan.propose = self.speculating.as_ref().map_or(0, |speculating| speculating.wanted(&plan));
         if planned {
             let submitted = self.submit(&mut plan);
             if submitted.is_ok() {
@@ -356,7 +365,8 @@ impl<W: Worker> Engine<W> {
             }
             self.publish();
             if let Some(speculating) = &mut self.speculating {
-                speculating.propose(&mut self.scheduler, &self.events, &self.shared);
+                let Self { scheduler, output, events, shared, .. } = self;
+                speculating.propose(scheduler, &plan, output, events, shared);
             }
         }
         self.spare.push(plan);

@@ -21,4 +21,4 @@ pub use engine::{Engine, EngineOptions, EngineSeat, Turn, seat};
 pub use handle::{EngineHandle, Health, Load};
 pub use mailbox::{Mailbox, OutputStream};
 pub use speculation_options::{ResolvedSpeculation, SpeculationOptions};
-pub use worker::{Worker, WorkerError, WorkerInfo};
+pub use worker::{Experts, Worker, WorkerDrafter, WorkerError, WorkerInfo};

@@ -4,10 +4,13 @@ use std::time::Duration;
 
 use frizzen_core::{RequestId, SpeculationUsage};
 use frizzen_metrics::{EngineMetrics, SpeculationMetrics};
-use frizzen_sched::speculation::{ModeChange, SpeculationConfig, SpeculationTotals, Speculator};
+use frizzen_sched::speculation::{
+    DrafterConfig, ModeChange, SpeculationConfig, SpeculationTotals, Speculator,
+};
 use frizzen_sched::{RowEvent, Scheduler, StepOutput, StepPlan};
 
 use crate::handle::Shared;
+use crate::worker::WorkerInfo;
 
 /// Steps between two snapshots for the handle, unless something changes.
 const SNAPSHOT_EVERY: u32 = 32;
@@ -24,12 +27,20 @@ pub(crate) struct Speculating {
 impl Speculating {
     pub fn new(
         config: SpeculationConfig,
-        max_drafts: u32,
+        info: &WorkerInfo,
         metrics: &EngineMetrics,
         shared: &Shared,
     ) -> Result<Self, String> {
+        let max_drafts = info.max_drafts;
         if max_drafts == 0 {
             return Err("a drafter was asked for, but the worker verifies no drafts".to_owned());
+        }
+        if let DrafterConfig::Worker(model) = config.drafter {
+            let carried = info.drafter.as_ref().map_or("none", |drafter| &drafter.name);
+            if carried != model.name() {
+                let wanted = model.name();
+                return Err(format!("the drafter {wanted} was asked for, and the worker carries {carried}"));
+            }
         }
         let speculator = Speculator::new(config, max_drafts)?;
         let counted = speculator.totals().clone();
@@ -41,12 +52,33 @@ impl Speculating {
         self.speculator.follow(plan);
     }
 
+    /// Whether some row may get drafts.
+    pub fn may_draft(&self) -> bool {
+        self.speculator.may_draft()
+    }
+
+    /// Drafts per row that the worker is to propose after this step.
+    pub fn wanted(&self, plan: &StepPlan) -> u32 {
+        self.speculator.wanted(plan)
+    }
+
     pub fn learn(&mut self, plan: &StepPlan, output: &StepOutput, events: &[RowEvent], elapsed: Duration) {
         self.speculator.learn(plan, output, events, elapsed);
     }
 
     /// Drafts for the next step, once the events are published; then whoever asks is told how things are.
-    pub fn propose(&mut self, scheduler: &mut Scheduler, events: &[RowEvent], shared: &Shared) {
+    pub fn propose(
+        &mut self,
+        scheduler: &mut Scheduler,
+        plan: &StepPlan,
+        output: &StepOutput,
+        events: &[RowEvent],
+        shared: &Shared,
+    ) {
+        if let Some(why) = &output.proposals.failed {
+            tracing::error!("the drafter failed, serving goes on without drafts: {why}");
+        }
+        self.speculator.receive(plan, output);
         self.speculator.propose(scheduler, events);
         for event in events.iter().filter(|event| event.finish.is_some()) {
             self.speculator.forget(event.request);

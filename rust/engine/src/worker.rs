@@ -27,6 +27,12 @@ pub struct WorkerInfo {
     /// Most drafts per row.
     #[serde(default)]
     pub max_drafts: u32,
+    /// The drafter that the worker carries, if it has one.
+    #[serde(default)]
+    pub drafter: Option<WorkerDrafter>,
+    /// Experts of the model, if it has any.
+    #[serde(default)]
+    pub experts: Option<Experts>,
     /// Tokens that end a request unless `ignore_eos`.
     pub eos_token_ids: Vec<TokenId>,
     /// `cpu`, `cuda:0`, ...
@@ -36,6 +42,38 @@ pub struct WorkerInfo {
     /// The kernel plan as JSON (what serves each layer, and why not something faster).
     #[serde(default)]
     pub plan: serde_json::Value,
+}
+
+/// A drafter inside a worker: it proposes after sampling, in the same step (see [`crate::arena`]).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WorkerDrafter {
+    /// `draft_model`, `mtp`, `eagle3` or `dspark`.
+    pub name: String,
+    /// Most drafts of a row.
+    pub max_drafts: u32,
+    /// Whether its proposals come with a chance of each draft.
+    pub has_confidence: bool,
+    /// Whether it follows the text by steps of its own: then every step costs it time, with drafts or without.
+    pub needs_context: bool,
+    /// Positions past a row's last one for which it writes KV into the row's blocks while it drafts. They are
+    /// allocated where blocks are free; elsewhere the block table has the null block, whose KV nobody reads.
+    #[serde(default)]
+    pub lookahead: u32,
+    /// Its KV of a position depends on the token that follows. Then the last block of a cached prefix is not used:
+    /// what followed it there may differ.
+    #[serde(default)]
+    pub kv_sees_next_token: bool,
+}
+
+/// The routed experts of a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Experts {
+    /// Experts of a layer.
+    pub num: u32,
+    /// How many of them a token goes through.
+    pub per_token: u32,
+    /// Layers that have them.
+    pub layers: u32,
 }
 
 /// A worker's failure. Never carries a foreign exception object: the text is made where it was raised.

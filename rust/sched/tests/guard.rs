@@ -2,7 +2,8 @@
 //! constant length, and back when things change.
 
 use frizzen_core::SpeculationReason as Reason;
-use frizzen_sched::speculation::acceptance::{Acceptance, OwnAcceptance};
+use frizzen_sched::draft::Evidence;
+use frizzen_sched::speculation::acceptance::{Acceptance, Judged, OwnAcceptance};
 use frizzen_sched::speculation::choose::Offer;
 use frizzen_sched::speculation::guard::{Fixed, Guard, MeasuredStep};
 
@@ -32,6 +33,8 @@ impl Machine {
         }
     }
 }
+
+const MATCH: Judged<'static> = Judged { evidence: Evidence::Match(8), confidences: &[] };
 
 struct Random(u64);
 
@@ -87,7 +90,7 @@ impl Simulation {
         let mut offers = vec![Offer::default(); rows];
         for _ in 0..steps {
             for (own, offer) in self.own.iter().zip(&mut offers) {
-                self.acceptance.survival(own, 8, K, &mut offer.survival);
+                self.acceptance.survival(own, MATCH, K, &mut offer.survival);
             }
             self.guard.choose(rows, Fixed::default(), &offers, &mut lengths);
             let drafts: u32 = lengths.iter().sum();
@@ -95,7 +98,7 @@ impl Simulation {
             for (own, length) in self.own.iter_mut().zip(&lengths) {
                 for at in 0..K {
                     let right = self.random.next() < chance;
-                    self.acceptance.label(own, 8, at, right);
+                    self.acceptance.label(own, MATCH, at, right);
                     if !right {
                         break;
                     }

@@ -247,6 +247,17 @@ impl Guard {
         }
     }
 
+    /// Whether drafts are out of the question until the account has earned enough.
+    pub const fn is_suspended(&self) -> bool {
+        self.suspended
+    }
+
+    /// No drafts from now on: their drafter failed.
+    pub fn disable(&mut self, rows: usize) {
+        self.suspended = true;
+        self.switch(false, Reason::DrafterFailed, rows);
+    }
+
     /// Whether drafts are on.
     pub const fn is_on(&self) -> bool {
         self.on

@@ -5,12 +5,12 @@ use std::time::Duration;
 use frizzen_core::{RequestId, Speculation, SpeculationReason as Reason, SpeculationUsage, TokenId};
 use rustc_hash::FxHashMap;
 
-use super::acceptance::{Acceptance, OwnAcceptance};
+use super::acceptance::{Acceptance, Judged, OwnAcceptance};
 use super::choose::Offer;
 use super::guard::{Fixed, Guard, MeasuredStep, ModeChange};
 use super::{DrafterConfig, SpeculationConfig};
 use crate::commit::RowEvent;
-use crate::draft::Drafter;
+use crate::draft::{Drafter, Evidence};
 use crate::plan::{StepOutput, StepPlan};
 use crate::scheduler::Scheduler;
 
@@ -25,8 +25,11 @@ struct Followed {
     /// The proposal that is being compared with what the text becomes, and how far it was right.
     proposal: Vec<TokenId>,
     right: usize,
-    /// Length of the match that the proposal follows.
-    matched: u32,
+    /// How many of its drafts the step in flight verifies.
+    verified: usize,
+    /// What speaks for the proposal, and what its drafter says of each draft.
+    evidence: Evidence,
+    confidences: Vec<f32>,
     reason: Reason,
 }
 
@@ -69,6 +72,8 @@ pub struct SpeculationStatus {
     pub first_draft_chance: Vec<(u32, f64)>,
     /// Counts since the start.
     pub totals: SpeculationTotals,
+    /// What the drafter failed of, if it did.
+    pub failure: Option<String>,
 }
 
 /// Proposes after every commit and keeps the ledger.
@@ -84,6 +89,10 @@ pub struct Speculator {
     rows: usize,
     /// A request with drafts of a fixed length was in the last proposal.
     fixed: bool,
+    /// Drafts per row that the worker is to propose after the next step.
+    wanted: u32,
+    /// Why there are no drafts any more.
+    failure: Option<String>,
     /// Scratch: who gets drafts by the guard's choice, what is offered of each, and what was chosen.
     governed: Vec<RequestId>,
     offers: Vec<Offer>,
@@ -115,6 +124,8 @@ impl Speculator {
             },
             rows: 0,
             fixed: false,
+            wanted: 0,
+            failure: None,
             governed: Vec::new(),
             offers: Vec::new(),
             lengths: Vec::new(),
@@ -140,8 +151,10 @@ impl Speculator {
                     own: OwnAcceptance::default(),
                     proposal: Vec::new(),
                     right: 0,
-                    matched: 0,
-                    reason: Reason::WarmUp,
+                    verified: 0,
+                    evidence: Evidence::default(),
+                    confidences: Vec::new(),
+                    reason: if self.failure.is_some() { Reason::DrafterFailed } else { Reason::WarmUp },
                 };
                 self.followed.insert(row.request, followed);
             }
@@ -162,6 +175,7 @@ impl Speculator {
             let Some(followed) = self.followed.get_mut(&row.request).filter(|_| *sampled > 0) else {
                 continue;
             };
+            followed.verified = row.num_drafts as usize;
             let accepted = sampled - 1;
             let usage = &mut followed.usage;
             usage.drafts += row.num_drafts;
@@ -183,7 +197,7 @@ impl Speculator {
         for event in events {
             if let Some(followed) = self.followed.get_mut(&event.request) {
                 let tokens = &output.tokens[event.tokens.clone()];
-                followed.compare(tokens, &mut self.acceptance);
+                followed.compare(tokens, &mut self.acceptance, self.config.only_verified());
                 self.drafter.observe(event.request, tokens);
             }
         }
@@ -207,9 +221,18 @@ impl Speculator {
         })
     }
 
+    /// Takes over what the worker's drafter proposed after a step. To be called before [`Self::propose`].
+    pub fn receive(&mut self, plan: &StepPlan, output: &StepOutput) {
+        self.drafter.receive(plan, &output.proposals);
+        if let Some(why) = &output.proposals.failed {
+            self.fail_drafter(why.clone());
+        }
+    }
+
     /// Proposes for the rows that a commit has told about, and hands the drafts to the scheduler.
     pub fn propose(&mut self, scheduler: &mut Scheduler, events: &[RowEvent]) {
-        if self.followed.is_empty() {
+        self.wanted = 0;
+        if self.followed.is_empty() || self.failure.is_some() {
             return;
         }
         let live = || events.iter().filter(|event| event.finish.is_none() && !event.tokens.is_empty());
@@ -220,13 +243,14 @@ impl Speculator {
         let mut offers = 0;
         for event in live() {
             let room = scheduler.draft_room(event.request);
+            self.want(event.request, room);
             let Some(asked) = self.offer(event.request, room) else { continue };
             let followed = self.followed.get_mut(&event.request).expect("an offer is of a followed request");
             if offers == self.offers.len() {
                 self.offers.push(Offer::default());
             }
             let survival = &mut self.offers[offers].survival;
-            self.acceptance.survival(&followed.own, followed.matched, self.drafts.len(), survival);
+            self.acceptance.survival(&followed.own, followed.judged(), self.drafts.len(), survival);
             if asked == Speculation::Auto {
                 offers += 1;
                 self.governed.push(event.request);
@@ -250,6 +274,52 @@ impl Speculator {
         }
     }
 
+    /// Notes how many drafts the worker is to propose for a request after the next step.
+    fn want(&mut self, request: RequestId, room: u32) {
+        let followed = self.followed.get(&request).filter(|_| self.config.is_worker());
+        let most = followed.map_or(0, |followed| match followed.asked {
+            Speculation::MaxTokens(most) => most.min(self.max_drafts),
+            Speculation::Auto if !self.guard.is_suspended() => self.max_drafts,
+            Speculation::Auto | Speculation::Off => 0,
+        });
+        // After the next step there is room for at least one token less.
+        self.wanted = self.wanted.max(most.min(room.saturating_sub(1)));
+    }
+
+    /// Drafts per row that the worker is to propose after this step.
+    pub fn wanted(&self, plan: &StepPlan) -> u32 {
+        if !self.config.is_worker() || self.failure.is_some() {
+            return 0;
+        }
+        // Whoever is admitted was not there when the others were asked.
+        let admitted = plan.admissions.iter().map(|admission| {
+            let params = &admission.request.params;
+            match params.speculation.unwrap_or(self.config.default) {
+                Speculation::MaxTokens(k) => k.min(self.max_drafts),
+                Speculation::Auto | Speculation::Off => 0,
+            }
+        });
+        let samples = plan.rows.iter().any(|row| row.samples);
+        if samples { admitted.fold(self.wanted, u32::max) } else { 0 }
+    }
+
+    /// Whether some row may get drafts.
+    pub fn may_draft(&self) -> bool {
+        self.failure.is_none() && (self.config.default != Speculation::Off || !self.followed.is_empty())
+    }
+
+    /// The worker's drafter is out of order: no drafts from now on.
+    fn fail_drafter(&mut self, why: String) {
+        if self.failure.is_none() {
+            self.failure = Some(why);
+            self.guard.disable(self.rows);
+            for followed in self.followed.values_mut() {
+                followed.reason = Reason::DrafterFailed;
+                followed.begin(&[]);
+            }
+        }
+    }
+
     /// Lets the drafter propose into `self.drafts`; `None`, with the reason noted, if the request gets nothing.
     fn offer(&mut self, request: RequestId, room: u32) -> Option<Speculation> {
         let followed = self.followed.get_mut(&request)?;
@@ -262,8 +332,11 @@ impl Speculator {
             followed.reason = Reason::NoRoom;
             return None;
         }
-        followed.matched = self.drafter.propose(request, most, &mut self.drafts);
-        if self.config.fill {
+        followed.evidence = self.drafter.propose(request, most, &mut self.drafts);
+        followed.confidences.clear();
+        followed.confidences.extend_from_slice(self.drafter.confidences(request));
+        // What a worker proposed it can verify; anything else it did not propose.
+        if self.config.fill && !self.config.is_worker() {
             self.drafts.resize(most, 0);
         }
         if self.drafts.is_empty() {
@@ -276,7 +349,8 @@ impl Speculator {
 
     /// Whether the next step may carry drafts, so that it has to wait for the outcome of this one.
     pub const fn is_engaged(&self) -> bool {
-        self.fixed || self.guard.is_engaged()
+        // A worker's drafts come with the results of the step that was told to propose: [`StepPlan::propose`].
+        !self.config.is_worker() && (self.fixed || self.guard.is_engaged())
     }
 
     /// What speculation did for a request that said something about it.
@@ -315,8 +389,11 @@ impl Speculator {
             account: self.guard.account(),
             rows: self.rows,
             step_seconds: curve.map_or_else(Vec::new, seconds),
-            first_draft_chance: [1, 2, 4, 8, 16].map(|n| (n, self.acceptance.chance(n, 0))).to_vec(),
+            first_draft_chance: [1, 2, 4, 8, 16]
+                .map(|n| (n, self.acceptance.chance(Evidence::Match(n), 0)))
+                .to_vec(),
             totals: self.totals.clone(),
+            failure: self.failure.clone(),
         }
     }
 }
@@ -329,12 +406,20 @@ impl Followed {
         self.right = 0;
     }
 
+    const fn judged(&self) -> Judged<'_> {
+        Judged { evidence: self.evidence, confidences: self.confidences.as_slice() }
+    }
+
     /// Labels the proposal's drafts up to the first that was wrong.
-    fn compare(&mut self, tokens: &[TokenId], acceptance: &mut Acceptance) {
+    fn compare(&mut self, tokens: &[TokenId], acceptance: &mut Acceptance, only_verified: bool) {
         for token in tokens {
             let Some(draft) = self.proposal.get(self.right) else { return };
+            if only_verified && self.right >= self.verified {
+                return;
+            }
             let accepted = draft == token;
-            acceptance.label(&mut self.own, self.matched, self.right, accepted);
+            let judged = Judged { evidence: self.evidence, confidences: &self.confidences };
+            acceptance.label(&mut self.own, judged, self.right, accepted);
             self.right += 1;
             if !accepted {
                 self.proposal.clear();
@@ -349,6 +434,7 @@ impl Default for SpeculationConfig {
             drafter: DrafterConfig::Suffix(crate::draft::SuffixConfig::default()),
             default: Speculation::Off,
             fill: false,
+            sampled_drafts: false,
         }
     }
 }
