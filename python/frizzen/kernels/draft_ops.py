@@ -1,4 +1,4 @@
-"""The attention of draft layers, in the style of ``ops``: what a draft sees is not always what came before it.
+"""The attention of draft layers, in the style of ``ops``: a draft does not always see just what came before.
 
 Drafters that fuse a token with the hidden state before it (MTP, EAGLE) have no entry for the first token of a
 text, so their cache has one slot that nobody may see. Block drafters (DSpark) look at their whole block. In

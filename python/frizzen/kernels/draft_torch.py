@@ -1,7 +1,7 @@
 """Attention of draft layers by torch's own attention: all rows as one padded batch, never asking the device.
 
-The shapes follow from ``num_rows``, ``num_tokens`` and ``max_context`` alone, so a captured graph is right for
-any lengths within them.
+The shapes follow from ``num_rows``, ``num_tokens`` and ``max_context`` alone, so a captured graph is right
+for any lengths within them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class _Padded:
     blocks: Tensor
     """``[B * blocks]``, the block table in one line."""
     unseen: Tensor
-    """``[B, C]`` bool, slots that hold nothing of the row's. They are zeroed: a NaN would survive the mask."""
+    """``[B, C]`` bool, slots that hold nothing of the row's. They are zeroed: NaNs would survive the mask."""
     mask: Tensor
     """``[B, 1, Q or 1, C]``, 0 or -inf."""
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar, cast
 
 import torch
@@ -253,6 +253,10 @@ class PlanBuilder:
     machine: Machine
     check: Check | None = None
     """Run on every kernel before it is accepted (``--self-test``)."""
+    scope: str = ""
+    """Goes before the names of decisions and sites: a draft model's stand beside the target's."""
+    first_layer: int = 0
+    """Where layers are counted from."""
     _decisions: list[Decision] = field(default_factory=list)
     _choices: list[Choice] = field(default_factory=list)
     _resolved: dict[tuple[str, Facts], tuple[Any, Candidate, tuple[Rejection, ...]]] = field(
@@ -261,7 +265,14 @@ class PlanBuilder:
 
     def decide(self, name: str, value: str, reason: str) -> None:
         """Records a decision that is not a kernel."""
-        self._decisions.append(Decision(name, value, reason))
+        self._decisions.append(Decision(self.scope + name, value, reason))
+
+    def scoped(self, scope: str, first_layer: int) -> PlanBuilder:
+        """This very plan for a second model, whose layers come after ``first_layer`` others.
+
+        Registry, kernels and record are shared by reference: what one resolves, the other has.
+        """
+        return replace(self, scope=scope, first_layer=first_layer)
 
     def resolve(
         self, op: Op[K], dtype: torch.dtype, *, site: str, layer: int | None = None, **shape: ShapeValue
@@ -278,7 +289,8 @@ class PlanBuilder:
         if key not in self._resolved:
             self._resolved[key] = self._walk(op, facts)
         kernel, winner, rejected = self._resolved[key]
-        self._choices.append(Choice(op.name, site, layer, winner.name, winner.rank, rejected))
+        place = None if layer is None else layer + self.first_layer
+        self._choices.append(Choice(op.name, self.scope + site, place, winner.name, winner.rank, rejected))
         return cast("K", kernel)
 
     def plan(self) -> Plan:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,6 +20,7 @@ from frizzen.kernels.ops import (
 )
 from frizzen.kernels.plan import Op, PlanBuilder
 from frizzen.kernels.torch_ops import embedding
+from frizzen.parallel.config import ParallelConfig
 
 if TYPE_CHECKING:
     # The loader builds models out of layers: at run time, layers know nothing of it.
@@ -52,6 +53,7 @@ class BuildContext:
     block_size: int
     layer: int | None = None
     prefix: str = ""
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
 
     def at_layer(self, layer: int) -> BuildContext:
         """The context of one decoder layer."""
@@ -84,6 +86,11 @@ class BuildContext:
                 out_features=weight.shape[0],
             )
             return tied.prepare(weight)
+        return embedding(weight), self.head(head, bias=bias)
+
+    def head(self, name: str, *, bias: bool = False) -> Map:
+        """Hidden states to float32 logits."""
+        weight = self.take(name)
         kernel = self.plan.resolve(
             LM_HEAD,
             self.dtype,
@@ -92,7 +99,7 @@ class BuildContext:
             out_features=weight.shape[0],
             bias=bias,
         )
-        return embedding(weight), kernel.prepare(self.take(head), self.take(f"{head}.bias") if bias else None)
+        return kernel.prepare(weight, self.take(f"{name}.bias") if bias else None)
 
     def norm(self, site: str, name: str, eps: float, *, centred: bool = False) -> Norm:
         """An RMS norm; if ``centred``, a layer norm, whose bias is ``{name}.bias``."""

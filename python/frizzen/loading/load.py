@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -25,8 +25,9 @@ from frizzen.loading.safetensors import SafetensorsCheckpoint
 from frizzen.models.base import CausalLM, Family
 from frizzen.models.config import DecoderConfig
 from frizzen.models.families import family_of_gguf, family_of_hf
+from frizzen.parallel.config import ParallelConfig
 
-__all__ = ["LoadRequest", "load_model"]
+__all__ = ["LoadRequest", "OpenModel", "choose_dtype", "detect_format", "load_model", "open_model"]
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -49,10 +50,14 @@ class LoadRequest:
     """Seeds dummy weights."""
     progress: Progress | None = None
     """Called with (parameters read, parameters in total)."""
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    """How the model is spread over devices."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Source:
+class OpenModel:
+    """An open checkpoint and what it holds; whoever opened it closes it."""
+
     family: Family
     config: DecoderConfig
     checkpoint: Checkpoint
@@ -70,8 +75,8 @@ def load_model(request: LoadRequest, plan: PlanBuilder) -> CausalLM:
         LoadError: any other reason that lies in the files.
         PlanError: no kernel serves a layer.
     """
-    dtype = _choose_dtype(request.dtype, plan)
-    source = _open(request, catalog.resolve(request.model))
+    dtype = choose_dtype(request.dtype, plan)
+    source = open_model(request)
     try:
         device = torch.device(request.device)
         weights = Weights(
@@ -83,14 +88,15 @@ def load_model(request: LoadRequest, plan: PlanBuilder) -> CausalLM:
             progress=request.progress,
         )
         return source.family.build(
-            source.config, BuildContext(weights, plan, dtype, device, request.block_size)
+            source.config,
+            BuildContext(weights, plan, dtype, device, request.block_size, parallel=request.parallel),
         )
     finally:
         source.checkpoint.close()
         _return_free_memory()
 
 
-def _ignored(source: _Source) -> tuple[str, ...]:
+def _ignored(source: OpenModel) -> tuple[str, ...]:
     """Patterns of tensors that a checkpoint may hold and the model does not use."""
     config, patterns = source.config, list(source.family.ignored)
     if config.tied:
@@ -99,7 +105,13 @@ def _ignored(source: _Source) -> tuple[str, ...]:
     return (*patterns, *(rf"^model\.layers\.{layer}\." for layer in extra))
 
 
-def _choose_dtype(name: str, plan: PlanBuilder) -> torch.dtype:
+def open_model(request: LoadRequest) -> OpenModel:
+    """Opens the checkpoint that ``request`` names and reads its configuration; raises as ``load_model``."""
+    return _open(request, catalog.resolve(request.model))
+
+
+def choose_dtype(name: str, plan: PlanBuilder) -> torch.dtype:
+    """The dtype that a name stands for, as a decision of the plan."""
     if name == "auto":
         dtype, reason = default_dtype(plan.machine)
     elif name in _DTYPES:
@@ -110,19 +122,20 @@ def _choose_dtype(name: str, plan: PlanBuilder) -> torch.dtype:
     return dtype
 
 
-def _open(request: LoadRequest, path: Path) -> _Source:
-    openers: dict[str, Callable[[], _Source]] = {
+def _open(request: LoadRequest, path: Path) -> OpenModel:
+    openers: dict[str, Callable[[], OpenModel]] = {
         "gguf": lambda: _open_gguf(path),
         "safetensors": lambda: _open_hf(path),
         "dummy": lambda: _open_dummy(path, request.seed),
     }
-    name = _detect_format(path) if request.load_format == "auto" else request.load_format
+    name = detect_format(path) if request.load_format == "auto" else request.load_format
     if name not in openers:
         raise LoadError(f"load_format is {name!r}, expected auto, {', '.join(openers)}")
     return openers[name]()
 
 
-def _detect_format(path: Path) -> str:
+def detect_format(path: Path) -> str:
+    """``gguf`` or ``safetensors``, by what is there."""
     if path.is_file():
         return "gguf" if path.suffix == ".gguf" else "safetensors"
     if any(path.glob("*.safetensors")):
@@ -134,7 +147,7 @@ def _detect_format(path: Path) -> str:
     raise LoadError(f"{path} holds neither *.safetensors nor *.gguf{hint}")
 
 
-def _open_gguf(path: Path) -> _Source:
+def _open_gguf(path: Path) -> OpenModel:
     if path.is_dir():
         files = sorted(path.glob("*.gguf"))
         if len(files) != 1:
@@ -146,25 +159,27 @@ def _open_gguf(path: Path) -> _Source:
         if (parts := meta.values.get("split.count", 1)) != 1:
             raise LoadError(f"{path} is one of {parts} parts of a split GGUF: merge them into one file")
         family = family_of_gguf(meta)
-        return _Source(family, family.from_gguf(meta, "output.weight" not in checkpoint.shapes()), checkpoint)
+        return OpenModel(
+            family, family.from_gguf(meta, "output.weight" not in checkpoint.shapes()), checkpoint
+        )
     except BaseException:
         checkpoint.close()
         raise
 
 
-def _open_hf(path: Path) -> _Source:
+def _open_hf(path: Path) -> OpenModel:
     if path.is_file():
         raise LoadError(f"{path} is a single file: name the directory that has its config.json")
     raw = HfConfig.read(path / "config.json")
     family = family_of_hf(raw)
     config = family.from_hf(raw)
-    return _Source(family, config, SafetensorsCheckpoint(path))
+    return OpenModel(family, config, SafetensorsCheckpoint(path))
 
 
-def _open_dummy(path: Path, seed: int) -> _Source:
+def _open_dummy(path: Path, seed: int) -> OpenModel:
     raw = HfConfig.read(path / "config.json" if path.is_dir() else path)
     family = family_of_hf(raw)
-    return _Source(family, family.from_hf(raw), DummyCheckpoint(path, seed))
+    return OpenModel(family, family.from_hf(raw), DummyCheckpoint(path, seed))
 
 
 def _return_free_memory() -> None:

@@ -26,7 +26,8 @@ __all__ = ["SafetensorsCheckpoint"]
 
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _PACKED = {"U8": torch.uint8}
-_SIZED = _DTYPES | _PACKED
+_INTEGERS = {"I64": torch.int64, "I32": torch.int32}
+_SIZED = _DTYPES | _PACKED | _INTEGERS
 _MAX_HEADER = 100 << 20
 INDEX = "model.safetensors.index.json"
 
@@ -90,7 +91,8 @@ class SafetensorsCheckpoint:
         )
 
     def _tensor(self, stored: Stored) -> Tensor:
-        entry, dtypes = self._entries[stored.name], _PACKED if stored.packed else _DTYPES
+        entry = self._entries[stored.name]
+        dtypes = _PACKED if stored.packed else _INTEGERS if stored.integers else _DTYPES
         if entry.dtype not in dtypes:
             raise UnsupportedModelError(
                 f"{entry.file.path}: {stored.name} is stored as {entry.dtype}, "

@@ -15,6 +15,10 @@ from frizzen.kernels.plan import Plan, PlanBuilder, default_registry
 from frizzen.loading.load import LoadRequest, load_model
 from frizzen.models.base import CausalLM
 from frizzen.progress import phase
+from frizzen.speculate.drafter import DraftBlocks
+from frizzen.speculate.drafting import Drafting
+from frizzen.speculate.load import DRAFTERS, DraftRequest, LoadedDrafter, load_drafter
+from frizzen.speculate.proposals import Kept
 from frizzen.step import StepContext
 from frizzen.worker.machine import available_cpus, available_memory
 from frizzen.worker.sizes import Sizes, default_kv_memory, resolve_sizes
@@ -34,12 +38,36 @@ class Loaded:
     model: CausalLM
     sizes: Sizes
     plan: Plan
+    drafter: LoadedDrafter | None = None
+
+    def kv_bytes_per_token(self) -> int:
+        """Of the model and its drafter."""
+        drafter = 0 if self.drafter is None else self.drafter.drafter.bytes_per_token()
+        return self.model.kv_bytes_per_token() + drafter
 
     def plan_json(self) -> dict[str, Any]:
         """The plan with the memory it needs, in bytes."""
         return self.plan.to_json() | {
-            "memory": {"kv_cache": self.sizes.kv_bytes, "kv_per_token": self.model.kv_bytes_per_token()}
+            "memory": {"kv_cache": self.sizes.kv_bytes, "kv_per_token": self.kv_bytes_per_token()}
         }
+
+    def drafting(self) -> Drafting | None:
+        """Makes the drafter's caches, which lie beside the model's."""
+        if self.drafter is None:
+            return None
+        config, sizes, drafter = self.config, self.sizes, self.drafter.drafter
+        blocks = DraftBlocks.of(sizes.num_blocks, drafter.reach, config.block_size)
+        drafter.allocate_kv(blocks.total(config.max_num_seqs), config.block_size)
+        kept = None
+        if config.draft_sample_method == "probabilistic":
+            kept = Kept.empty(
+                config.max_num_seqs,
+                self.drafter.max_drafts,
+                self.model.config.vocab_size,
+                config.rejection_sample_method,
+                self.model.device,
+            )
+        return Drafting(drafter, blocks, kept)
 
 
 def build(config_json: str) -> Worker:
@@ -55,6 +83,8 @@ def build(config_json: str) -> Worker:
     config, model, sizes = loaded.config, loaded.model, loaded.sizes
     with phase(f"allocate {sizes.num_blocks} KV blocks, {sizes.kv_bytes / 2**20:,.0f} MiB"):
         model.allocate_kv(sizes.num_blocks, config.block_size)
+        drafting = loaded.drafting()
+    max_drafts = config.max_drafts if loaded.drafter is None else loaded.drafter.max_drafts
     with phase("warm up"):
         _warm_up(model, config.block_size)
     info = {
@@ -66,13 +96,15 @@ def build(config_json: str) -> Worker:
         "num_blocks": sizes.num_blocks,
         "block_size": config.block_size,
         "max_logprobs": min(config.max_logprobs, model.config.vocab_size),
-        "max_drafts": config.max_drafts,
+        "max_drafts": max_drafts,
         "eos_token_ids": list(model.config.eos_token_ids),
         "device": str(model.device),
         "dtype": str(model.dtype).removeprefix("torch."),
         "plan": loaded.plan_json(),
     }
-    return Worker(model, info, model.device, config.spec_synthetic_acceptance)
+    if drafting is not None:
+        info["drafter"] = drafting.info(max_drafts)
+    return Worker(model, info, model.device, config.spec_synthetic_acceptance, drafting)
 
 
 def load(config: EngineConfig) -> Loaded:
@@ -93,19 +125,49 @@ def load(config: EngineConfig) -> Loaded:
             progress=progress,
         )
         model = load_model(request, builder)
+    drafter = _load_drafter(config, request, model, builder)
+    per_token, private = model.kv_bytes_per_token(), 0
+    if drafter is not None:
+        per_token += drafter.drafter.bytes_per_token()
+        private = _private_bytes(config, drafter)
     sizes = resolve_sizes(
         config,
         device_type=model.device.type,
         model_len=model.config.max_model_len,
-        bytes_per_token=model.kv_bytes_per_token(),
+        bytes_per_token=per_token,
         memory=_kv_memory(model.device),
+        private=private,
     )
     builder.decide("max_model_len", str(sizes.max_model_len), sizes.limited_by)
     plan = builder.plan()
     sys.stderr.write(plan.table() + "\n")
     if config.strict:
         plan.strict()
-    return Loaded(config, model, sizes, plan)
+    return Loaded(config, model, sizes, plan, drafter)
+
+
+def _load_drafter(
+    config: EngineConfig, target: LoadRequest, model: CausalLM, builder: PlanBuilder
+) -> LoadedDrafter | None:
+    """The drafter with a model, if one is asked for; those without one are the engine's."""
+    if config.drafter not in DRAFTERS:
+        return None
+    # A fixed length that requests get by default is a length that was asked for.
+    fixed = config.speculation if isinstance(config.speculation, int) else None
+    request = DraftRequest(
+        name=config.drafter,
+        target=target,
+        model=config.drafter_model,
+        num_drafts=config.num_speculative_tokens or fixed,
+    )
+    with phase(f"load drafter {config.drafter}"):
+        return load_drafter(request, model, builder)
+
+
+def _private_bytes(config: EngineConfig, drafter: LoadedDrafter) -> int:
+    """What the drafter takes beside its part of the KV cache: blocks of its own, and kept distributions."""
+    blocks = DraftBlocks.of(0, drafter.drafter.reach, config.block_size).total(config.max_num_seqs)
+    return blocks * config.block_size * drafter.drafter.bytes_per_token()
 
 
 def _choose_device(config: EngineConfig) -> str:

@@ -5,14 +5,25 @@ from __future__ import annotations
 import json
 import resource
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
+from frizzen.speculate.drafting import Drafting, Sampling
 from frizzen.speculate.verify import DraftRows, Verified, forced, verify
 from frizzen.step import StepContext
-from frizzen.worker.arena import Arena, ArenaLayout, Header, Results, RowStatus, Sections
+from frizzen.worker.arena import (
+    DRAFTER_FAILED,
+    AdmitFloat,
+    Arena,
+    ArenaLayout,
+    Header,
+    Results,
+    RowStatus,
+    Sections,
+)
 from frizzen.worker.inputs import step_inputs
 from frizzen.worker.logprobs import score
 from frizzen.worker.masks import TokenMasks
@@ -34,6 +45,11 @@ class StepModel(Protocol):
     def forward(self, input_ids: torch.Tensor, step: StepContext) -> torch.Tensor:
         """Hidden states ``[T, H]`` of the token ids int64 ``[T]``."""
 
+    def forward_tapped(
+        self, input_ids: torch.Tensor, step: StepContext, layers: Sequence[int]
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+        """As ``forward``, and what enters some layers, ``[T, H]`` each; only asked for by drafters."""
+
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits float32 ``[S, V]`` of hidden states ``[S, H]``."""
 
@@ -48,6 +64,9 @@ class _Step:
     """``[T]``, its input tokens."""
     hidden: torch.Tensor
     """``[T, H]``."""
+    context: StepContext
+    taps: tuple[torch.Tensor, ...] = ()
+    """``[T, H]`` each, for the drafter."""
 
 
 class Worker:
@@ -58,6 +77,7 @@ class Worker:
         info: What the engine must know: the fields of its ``WorkerInfo``.
         device: Where the model computes.
         acceptance: Tokens per row and step that verification is forced to give, for studies of speed.
+        drafting: The drafter that proposes after every step, if there is one.
     """
 
     def __init__(
@@ -66,6 +86,7 @@ class Worker:
         info: dict[str, Any],
         device: torch.device,
         acceptance: float | None = None,
+        drafting: Drafting | None = None,
     ) -> None:
         self.info = info
         self._model = model
@@ -80,6 +101,7 @@ class Worker:
         )
         self._sampler = Sampler(self._batch, device)
         self._acceptance = acceptance
+        self._drafting = drafting
         self._arenas: list[Arena] = []
         self._submitted: deque[int] = deque()
         self._waiting: _Step | None = None
@@ -105,7 +127,7 @@ class Worker:
         arena.upload(admissions=header.num_admits > 0)
         self._batch.update(arena, header)
         ids, step = step_inputs(arena, header, self._batch, self._block_size)
-        computed = _Step(index, header, ids, self._model.forward(ids, step))
+        computed = self._compute(index, header, ids, step)
         if header.num_masks:
             self._waiting = computed
         else:
@@ -126,6 +148,12 @@ class Worker:
         )
         self._finish(step, masks)
 
+    def _compute(self, index: int, header: Header, ids: torch.Tensor, step: StepContext) -> _Step:
+        if self._drafting is not None and (layers := self._drafting.taps):
+            hidden, taps = self._model.forward_tapped(ids, step, layers)
+            return _Step(index, header, ids, hidden, step, taps)
+        return _Step(index, header, ids, self._model.forward(ids, step), step)
+
     def _finish(self, step: _Step, masks: TokenMasks | None) -> None:
         """Samples, scores and brings the results back."""
         arena, header, hidden = self._arenas[step.index], step.header, step.hidden
@@ -133,7 +161,7 @@ class Worker:
         results.num_sampled[: header.num_rows].zero_()
         results.row_status[: header.num_rows].zero_()
         written = Results(0)
-        sampled = verified = None
+        sampled = verified = drafts = None
         if header.num_samples:
             drafts = _drafts(arena, header, step.ids)
             sampled, places = self._sample(hidden, arena, header, drafts, masks)
@@ -144,6 +172,9 @@ class Worker:
                 written |= _write_verified(sampled, verified, results, drafts)
         if header.num_prompt:
             written |= self._score_prompt(hidden, arena, header)
+        if self._drafting is not None:
+            sampling = None if sampled is None else self._sampling(step, sampled, verified, drafts)
+            self._draft(self._drafting, step, sampling)
         arena.download(written)
         # Last, so that a step that raised can be computed again.
         if sampled is not None:
@@ -161,7 +192,7 @@ class Worker:
 
     def control(self, name: str, argument_json: str) -> str:
         """Answers a command outside the steps, JSON in and out; ``ValueError`` if it does not exist."""
-        commands = {"memory": self._memory}
+        commands = {"memory": self._memory, "drafter": self._drafter}
         if name not in commands:
             raise ValueError(f"the worker has no command {name!r}; it has {', '.join(commands)}")
         return json.dumps(commands[name](json.loads(argument_json or "null")))
@@ -198,17 +229,22 @@ class Worker:
             hidden = hidden.index_select(0, plan.sample_tokens[:count])
             positions = [positions[token] for token in host.sample_tokens[:count].tolist()]
         lengths = [position + 1 for position in positions]
-        preceding = None if drafts is None else drafts.preceding()
+        preceding = judge = None
+        if drafts is not None:
+            preceding = drafts.preceding()
+            if self._drafting is not None:
+                judge = self._drafting.judge(drafts, row_index)
         sampled = self._sampler.sample(
             self._model.logits(hidden),
             Positions(rows, row_index, lengths, plan.uniforms[:count], preceding),
             masks,
+            judge,
         )
         return sampled, places
 
     def _verify(self, sampled: Sampled, arena: Arena, drafts: DraftRows) -> Verified:
         """Which of the sampled tokens count."""
-        accept = None
+        accept = None if sampled.accepted is None else sampled.accepted[drafts.index]
         if self._acceptance is not None:
             accept = forced(self._acceptance, arena.device.uniforms[: len(sampled.tokens)], drafts)
         return verify(sampled.tokens, sampled.finite, sampled.row_index, drafts, accept)
@@ -230,6 +266,53 @@ class Worker:
             failed = torch.where(scores.finite, RowStatus.OK, RowStatus.NOT_FINITE).int()
             out.row_status.scatter_reduce_(0, out.prompt_rows[part].long(), failed, "amax")
         return Results.PROMPT_LOGPROBS
+
+    def _draft(self, drafting: Drafting, step: _Step, sampling: Sampling | None) -> None:
+        """Lets the drafter see the step, and writes what it proposes for the rows that sampled."""
+        header, out = step.header, self._arenas[step.index].device
+        proposed = drafting.advance(step.ids, step.context, step.hidden, step.taps, sampling, header.propose)
+        rows = out.num_proposed[: header.num_rows]
+        rows.fill_(DRAFTER_FAILED if drafting.failed else 0)
+        if proposed is None or sampling is None:
+            return
+        count = proposed.tokens.shape[1]
+        # A row that failed has no next token to draft after.
+        fine = out.num_sampled.index_select(0, sampling.step_rows) > 0
+        rows.index_copy_(0, sampling.step_rows, fine.int() * count)
+        out.proposed[:, :count].index_copy_(0, sampling.step_rows, proposed.tokens.int())
+        chances = out.proposed_confidence[:, :count]
+        if proposed.confidence is None:
+            chances[: header.num_rows] = torch.nan
+        else:
+            chances.index_copy_(0, sampling.step_rows, proposed.confidence)
+
+    def _sampling(
+        self, step: _Step, sampled: Sampled, verified: Verified | None, drafts: DraftRows | None
+    ) -> Sampling:
+        """What the rows that sampled got, in the order of the step."""
+        header, plan = step.header, self._arenas[step.index].device
+        if verified is None or drafts is None:
+            step_rows = plan.sample_rows[: header.num_samples].long()
+            rows, tokens, last = sampled.row_index, sampled.tokens, None
+            rejected = torch.zeros_like(step_rows)
+        else:
+            step_rows, rows, tokens = drafts.step_rows, verified.row_index, verified.last
+            reached = verified.num_sampled.clamp(min=1) - 1
+            last = drafts.index.gather(1, reached[:, None]).squeeze(1)
+            rejected = drafts.index[:, -1] - last
+        uniforms = plan.uniforms[: header.num_samples]
+        return Sampling(
+            step_rows=step_rows,
+            rows=rows,
+            tokens=tokens,
+            rejected=rejected,
+            temperature=self._batch.floats.index_select(0, rows)[:, AdmitFloat.TEMPERATURE],
+            uniforms=uniforms if last is None else uniforms.index_select(0, last),
+        )
+
+    def _drafter(self, _: object) -> dict[str, str | None]:
+        """Why the drafter is out of service, if it is."""
+        return {"failed": None if self._drafting is None else self._drafting.failed}
 
     def _memory(self, _: object) -> dict[str, int]:
         """Bytes that this process takes at most so far, and that torch holds on a GPU."""
