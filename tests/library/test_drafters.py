@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from frizzen import LLM, SamplingParams
+from frizzen import LLM
 from tests.conftest import CheckpointMaker
 from tests.library.test_speculation import SMALL, assert_same, mixed_params
 from tests.speculate.checkpoints import with_mtp, write_dspark, write_eagle3
@@ -41,7 +41,7 @@ class Pairs:
             "dspark": lambda: write_dspark(self._path / name, block=6),
             "dspark fill-in": lambda: write_dspark(self._path / name, block=6, speculators=True),
         }
-        drafter = "draft_model" if name == "itself" else name.split()[0]
+        drafter = "draft_model" if name == "itself" else name.split(maxsplit=1)[0]
         return str(target), {"drafter": drafter, "drafter_model": str(models[name]())}
 
 

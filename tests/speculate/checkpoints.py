@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-__all__ = ["VOCAB", "write_dspark", "write_eagle3", "with_mtp"]
+__all__ = ["VOCAB", "with_mtp", "write_dspark", "write_eagle3"]
 
 VOCAB, HIDDEN = 320, 64
 HEADS, KV_HEADS, HEAD_DIM, INNER = 4, 2, 16, 96
@@ -131,7 +131,7 @@ def write_dspark(
     seed: int = 2,
     **changes: Any,
 ) -> Path:
-    """In the flat layout, or that of the ``speculators`` library; ``taps`` are the layers entered, less one."""
+    """In the flat layout, or that of the ``speculators`` library; ``taps`` are the layers left."""
     maker = Maker(seed)
     for layer in range(layers):
         maker.layer(f"layers.{layer}.", HIDDEN, qk_norm=True)
