@@ -20,7 +20,16 @@ from frizzen.loading.hf_config import HfConfig
 from frizzen.models.base import CausalLM
 from frizzen.models.config import DecoderConfig
 
-__all__ = ["IGNORED", "Vocabulary", "check_fit", "check_taps", "flat", "head_parameters", "spelled"]
+__all__ = [
+    "IGNORED",
+    "Vocabulary",
+    "check_fit",
+    "check_head",
+    "check_taps",
+    "flat",
+    "head_parameters",
+    "spelled",
+]
 
 IGNORED = (r"^t2d$", r"rotary_emb\.inv_freq$", r"^verifier_(norm|lm_head)\.")
 """Tensors that follow from others, or are copies of the target's."""
@@ -73,6 +82,20 @@ def check_fit(raw: HfConfig, target: CausalLM, *, own_embedding: bool) -> None:
         raise UnsupportedModelError(
             f"{raw.path}: the rotary layout is interleaved pairs, expected halves (rope_interleave false)"
         )
+
+
+def check_head(raw: HfConfig, size: int, target: CausalLM, names: frozenset[str]) -> int:
+    """The size of the drafter's vocabulary; a smaller one than the target's needs a head and a map.
+
+    Raises:
+        UnsupportedModelError: it has none.
+    """
+    if size < target.config.vocab_size and not names.issuperset({"lm_head.weight", "d2t"}):
+        raise UnsupportedModelError(
+            f"{raw.path}: draft_vocab_size is {size}, the target's vocabulary {target.config.vocab_size}: "
+            "the checkpoint must hold lm_head.weight and d2t"
+        )
+    return size
 
 
 def check_taps(raw: HfConfig, taps: Iterable[object], target: CausalLM) -> tuple[int, ...]:
@@ -129,14 +152,9 @@ class Vocabulary:
         """Reads what ``head_parameters`` named.
 
         Raises:
-            UnsupportedModelError: a smaller vocabulary without head or map, or a map that leads nowhere.
+            UnsupportedModelError: a map that leads nowhere, or a target's head that does not fit.
         """
         size, weights = target.config.vocab_size, context.weights
-        if draft_size < size and not (weights.has("lm_head") and weights.has("d2t")):
-            raise UnsupportedModelError(
-                f"{raw.path}: draft_vocab_size is {draft_size}, the target's vocabulary {size}: "
-                "the checkpoint must hold lm_head.weight and d2t"
-            )
         ids = None
         if weights.has("d2t"):
             steps = context.take("d2t", dtype=torch.int64)

@@ -9,7 +9,7 @@ from frizzen.loading.hf_config import HfConfig
 from frizzen.models import dense
 from frizzen.models.base import CausalLM
 from frizzen.models.config import DecoderConfig
-from frizzen.speculate.checkpoint import check_fit, check_taps
+from frizzen.speculate.checkpoint import check_fit, check_head, check_taps
 
 __all__ = ["DSparkConfig"]
 
@@ -98,7 +98,9 @@ class DSparkConfig:
             logit_scale=nested.number("logit_scale", 1.0),
             confidence=enabled,
             confidence_with_markov=nested.flag("confidence_head_with_markov", True),
-            draft_vocab_size=nested.integer("draft_vocab_size", decoder.vocab_size),
+            draft_vocab_size=check_head(
+                nested, nested.integer("draft_vocab_size", decoder.vocab_size), target, names
+            ),
             top_k=nested.integer("dspark_draft_topk", 0),
         )
 

@@ -25,7 +25,14 @@ from frizzen.loading.hf_config import HfConfig
 from frizzen.models import dense
 from frizzen.models.base import CausalLM
 from frizzen.models.config import DecoderConfig
-from frizzen.speculate.checkpoint import Vocabulary, check_fit, check_taps, head_parameters, spelled
+from frizzen.speculate.checkpoint import (
+    Vocabulary,
+    check_fit,
+    check_head,
+    check_taps,
+    head_parameters,
+    spelled,
+)
 
 __all__ = ["Eagle3Config", "Eagle3Head", "build", "parameters"]
 
@@ -62,7 +69,9 @@ class Eagle3Config:
             raw=raw,
             decoder=decoder,
             taps=check_taps(raw, taps, target),
-            draft_vocab_size=raw.integer("draft_vocab_size", decoder.vocab_size),
+            draft_vocab_size=check_head(
+                raw, raw.integer("draft_vocab_size", decoder.vocab_size), target, names
+            ),
             norm_before_residual=raw.flag("norm_before_residual", False),
         )
 

@@ -117,6 +117,8 @@ def _draft_model(
 
 
 def _mtp(request: DraftRequest, target: CausalLM, plan: PlanBuilder, parallel: ParallelConfig) -> _Made:
+    # The layer's own number comes after the target's already.
+    plan = plan.scoped(plan.scope, 0)
     source = open_model(replace(request.target, model=request.model or request.target.model))
     try:
         for key in ("hidden_size", "vocab_size", "num_layers"):
