@@ -64,6 +64,11 @@ class CausalLM:
         """KV cache bytes per token, all layers."""
         return sum(layer.attention.kernel.bytes_per_token() for layer in self._layers)
 
+    @property
+    def capturable(self) -> bool:
+        """Whether a step is a fixed sequence of launches, by what its attention kernels say."""
+        return all(getattr(kernel, "capturable", False) for kernel in self._kernels)
+
     @torch.inference_mode()
     def allocate_kv(self, num_blocks: int, block_size: int) -> None:
         """Makes an empty KV cache of ``num_blocks`` blocks, the null block included.
@@ -89,16 +94,14 @@ class CausalLM:
         Returns:
             ``[T, H]`` hidden states after the final norm.
         """
-        residual = self._embed(input_ids)
+        x, residual = self._embed(input_ids), None
         cos, sin = self._rotary.angles(step.positions)
         states = [kernel.begin(step) for kernel in self._kernels]
-        slots = step.slots
         if self._decoder is not None:
-            return self._decoder(residual, cos, sin, slots, states[0])
-        x: Tensor | None = None
+            return self._decoder(x, cos, sin, step.slots, states[0])
         for layer, kernel in self._schedule:
-            x = layer.forward(x, residual, cos, sin, slots, states[kernel])
-        return self._norm(x, residual) if x is not None else self._norm(residual, None)
+            x, residual = layer.forward(x, residual, cos, sin, step, states[kernel])
+        return self._norm(x, residual)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:

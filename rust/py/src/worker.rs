@@ -126,6 +126,13 @@ impl Worker for PyWorker {
         Arena::new(&self.layout, self.arenas[arena].bytes())?.decode(plan, self.info.vocab_size, output)
     }
 
+    fn idle(&mut self) -> Result<bool, WorkerError> {
+        attached(|py| {
+            let more = self.object.call_method0(py, "idle").and_then(|more| more.extract(py));
+            more.map_err(|error| worker_error(py, &error))
+        })
+    }
+
     fn shutdown(&mut self) {
         attached(|py| {
             if let Err(error) = self.object.call_method0(py, "shutdown") {
