@@ -18,7 +18,8 @@ from frizzen.loading.hf_config import HfConfig
 from frizzen.loading.safetensors import SafetensorsCheckpoint
 from frizzen.models.families import family_of_hf
 from tests.models.driver import BLOCK_SIZE, Driver, Stream, load
-from tests.models.test_parity import oracle, prompts
+from tests.models.prompts import prompts
+from tests.models.test_parity import oracle
 
 CPU = torch.device("cpu")
 
