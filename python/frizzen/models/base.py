@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
 
 import torch
@@ -63,6 +64,13 @@ class CausalLM:
     def kv_bytes_per_token(self) -> int:
         """KV cache bytes per token, all layers."""
         return sum(layer.attention.kernel.bytes_per_token() for layer in self._layers)
+
+    def of_layers(self, layers: Sequence[int]) -> CausalLM:
+        """The same model with only some of its layers, which it shares: to warm up, since its output is void."""
+        few = copy(self)
+        few._schedule = tuple(self._schedule[layer] for layer in layers)
+        few._decoder = None
+        return few
 
     @property
     def capturable(self) -> bool:

@@ -42,6 +42,8 @@ class Loaded:
     plan: Plan
     graphs: Lattice | None
     """Shapes of the CUDA graphs; ``None`` where every step is launched."""
+    distinct_layers: tuple[int, ...]
+    """Two of each kind of layer, if there are two."""
 
     def plan_json(self) -> dict[str, Any]:
         """The plan with the memory it needs, in bytes."""
@@ -113,7 +115,7 @@ def load(config: EngineConfig) -> Loaded:
     sys.stderr.write(plan.table() + "\n")
     if config.strict:
         plan.strict()
-    return Loaded(config, model, sizes, plan, graphs)
+    return Loaded(config, model, sizes, plan, graphs, builder.distinct_layers(2))
 
 
 def _lattice(config: EngineConfig, model: CausalLM, sizes: Sizes, builder: PlanBuilder) -> Lattice | None:
@@ -154,7 +156,8 @@ def _warm_up(loaded: Loaded) -> Counter[str]:
 
         with phase("compile kernels"):
             mode = compile_only(available_cpus())
-            compile_steps(model, loaded.graphs, model.device, loaded.config.block_size, mode)
+            few = model.of_layers(loaded.distinct_layers)
+            compile_steps(few, loaded.graphs, model.device, loaded.config.block_size, mode)
         late = LateCompiles(late_compiles)
     with phase("warm up"):
         run_steps(model, model.device, loaded.config.block_size)

@@ -6,7 +6,7 @@ are the lattice's, and chunks of all lengths: between two of them nothing change
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from itertools import accumulate
 from typing import Protocol
@@ -46,15 +46,19 @@ def compile_steps(
     lattice: Lattice,
     device: torch.device,
     block_size: int,
-    mode: AbstractContextManager[None],
+    mode: AbstractContextManager[Callable[[], None]],
 ) -> None:
-    """Goes through the shapes in ``mode``, in which launches only compile."""
+    """Goes through the shapes in ``mode``, in which launches only compile.
+
+    Of layers that are alike, ``model`` needs two: the first layer of a model has no residual yet.
+    """
     blocks = -(-lattice.contexts[-1] // block_size)
-    with mode:
+    with mode as settle:
         for queries, context in shapes_of(lattice):
             ids, step = _step(queries, context, blocks, device, block_size)
             hidden = model.forward(ids, step)
-            model.logits(hidden[: min(len(queries), len(hidden))])
+            model.logits(hidden[: len(queries)])
+            settle()
 
 
 def shapes_of(lattice: Lattice) -> Iterator[Queries]:
@@ -64,16 +68,24 @@ def shapes_of(lattice: Lattice) -> Iterator[Queries]:
             for rows in lattice.rows:
                 if rows * width <= lattice.max_tokens:
                     yield [width] * rows, context
-    for context in (*lattice.contexts[:-1], 1024, 2048, lattice.contexts[-1]):
-        length = 2
-        while length < 2 * lattice.max_tokens:
-            tokens = min(length, lattice.max_tokens)
-            # A prompt, or a part of one; also beside decodes, of which there may be any number.
-            yield [tokens], context
-            if 1 < tokens < lattice.max_tokens and lattice.rows[-1] > 1:
-                singles = min(lattice.rows[-1] - 1, lattice.max_tokens - tokens)
-                yield [1] * singles + [tokens], context
-            length *= 2
+    # Prompts and parts of them. What stands beside them in a step has its variants from above.
+    for context in sorted({*lattice.contexts, 1024, 2048}):
+        for tokens in _lengths(lattice.max_tokens):
+            # A long part keeps the device busy, however its context is cut.
+            if tokens <= _SHORT or context == lattice.contexts[-1]:
+                yield [tokens], max(context, tokens)
+
+
+_SHORT = 512
+"""Tokens of a chunk whose attention may be cut by context."""
+
+
+def _lengths(most: int) -> Iterator[int]:
+    tokens = 2
+    while tokens < most:
+        yield tokens
+        tokens *= 2
+    yield most
 
 
 def _step(

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,11 +36,12 @@ class _Zeros(TorchFunctionMode):
 
 
 @contextmanager
-def compile_only(threads: int) -> Iterator[None]:
+def compile_only(threads: int) -> Iterator[Callable[[], None]]:
     """Within, a launch compiles its kernel and computes nothing: its results are zeros.
 
     On leaving, every kernel that was met is compiled and on the device. Not to be entered while another
-    thread launches.
+    thread launches. Yields a function to call now and then: from then on, launches of what is compiled by
+    then are fast.
     """
     met: dict[int, Any] = {}
     original = JITFunction.run
@@ -54,15 +56,25 @@ def compile_only(threads: int) -> Iterator[None]:
     try:
         if AsyncCompileMode is None:
             with _Zeros():
-                yield
+                yield lambda: None
         else:
-            with ThreadPoolExecutor(threads) as pool, AsyncCompileMode(pool), _Zeros():
-                yield
+            with ThreadPoolExecutor(threads) as pool, AsyncCompileMode(pool) as compiling, _Zeros():
+                yield partial(_settle, compiling, set())
     finally:
         setattr(JITFunction, "run", original)  # noqa: B010
     for kernel in met.values():
+        # What was compiled on another thread is the promise of a kernel.
+        done = kernel.result() if hasattr(kernel, "result") else kernel
         # Reading it loads the binary onto the device, which the first launch would otherwise do.
-        _ = kernel.run
+        _ = done.run
+
+
+def _settle(compiling: Any, settled: set[Any]) -> None:
+    """Lets the launches know of the kernels that other threads have finished."""
+    for future in compiling.raw_futures:
+        if future.done() and future._key not in settled:
+            compiling.future_kernels[future._key].result()
+            settled.add(future._key)
 
 
 class LateCompiles:
