@@ -66,7 +66,7 @@ class CausalLM:
         return sum(layer.attention.kernel.bytes_per_token() for layer in self._layers)
 
     def of_layers(self, layers: Sequence[int]) -> CausalLM:
-        """The same model with only some of its layers, which it shares: to warm up, since its output is void."""
+        """The same model with only some of its layers, which are shared: to warm up, its output is void."""
         few = copy(self)
         few._schedule = tuple(self._schedule[layer] for layer in layers)
         few._decoder = None
