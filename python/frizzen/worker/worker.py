@@ -151,12 +151,14 @@ class Worker:
         """Samples, scores and brings the results back."""
         arena, header, hidden = self._arenas[step.index], step.header, step.hidden
         results = arena.device
-        results.num_sampled[: header.num_rows].zero_()
-        results.row_status[: header.num_rows].zero_()
+        drafts = _drafts(arena, header, step.ids) if header.num_samples else None
+        if drafts is not None or header.num_samples != header.num_rows:
+            # Where every row samples once, all of it is written anyway.
+            results.num_sampled[: header.num_rows].zero_()
+            results.row_status[: header.num_rows].zero_()
         written = Results(0)
         sampled = verified = None
         if header.num_samples:
-            drafts = _drafts(arena, header, step.ids)
             sampled, places = self._sample(hidden, arena, header, drafts, masks)
             if drafts is None:
                 written |= _write(sampled, results, places)
@@ -315,15 +317,14 @@ def _write_verified(sampled: Sampled, verified: Verified, out: Sections, drafts:
 def _write(sampled: Sampled, out: Sections, places: torch.Tensor | None) -> Results:
     """Writes what was sampled for the rows ``places`` of the step, or for all of them in order."""
     count = len(sampled.tokens)
-    tokens = sampled.tokens.int()
-    num_sampled = sampled.finite.int()
-    status = 1 - num_sampled
     if places is None:
-        out.sampled[:count, 0] = tokens
-        out.num_sampled[:count] = num_sampled
-        out.row_status[:count] = status
+        out.sampled[:count, 0] = sampled.tokens
+        out.num_sampled[:count] = sampled.finite
+        torch.logical_not(sampled.finite, out=out.row_status[:count])
     else:
-        out.sampled[:, 0].index_copy_(0, places, tokens)
+        num_sampled = sampled.finite.int()
+        status = 1 - num_sampled
+        out.sampled[:, 0].index_copy_(0, places, sampled.tokens.int())
         out.num_sampled.index_copy_(0, places, num_sampled)
         out.row_status.index_copy_(0, places, status)
     if sampled.logprobs is None or sampled.scored is None:
