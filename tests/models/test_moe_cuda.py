@@ -11,7 +11,7 @@ import torch
 from tests.conftest import COMMON
 from tests.models.driver import Driver, Stream, load
 from tests.models.moe_families import MOE_FAMILIES
-from tests.models.test_parity import prompts
+from tests.models.prompts import prompts
 
 pytestmark = pytest.mark.gpu
 

@@ -145,7 +145,7 @@ def write_dspark(
         maker.matrix("confidence_head.proj.bias", 1)
     if own_embedding or input_vocab > VOCAB:
         maker.matrix("embed_tokens.weight", input_vocab, HIDDEN, std=0.3)
-    if draft_vocab < VOCAB or own_embedding:
+    if draft_vocab != VOCAB or own_embedding:
         maker.matrix("lm_head.weight", draft_vocab, HIDDEN, std=0.3)
     if draft_vocab < VOCAB:
         maker.map_to(draft_vocab)

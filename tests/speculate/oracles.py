@@ -12,6 +12,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional
 
+from tests.speculate.checkpoints import VOCAB
+
 transformers = __import__("pytest").importorskip("transformers")
 
 __all__ = ["DSparkOracle", "Eagle3Oracle", "MtpOracle", "Target"]
@@ -222,7 +224,9 @@ class DSparkOracle:
                 weight = own["confidence_head.proj.weight"][0]
                 seen = torch.cat([hidden[place], factors])[: len(weight)]
                 chances.append(float(torch.sigmoid(weight @ seen + own["confidence_head.proj.bias"][0])))
-            token = own.mapped(int((logits + bias).argmax()))
+            biased = logits + bias
+            known = len(biased) if "d2t" in own.tensors else VOCAB
+            token = own.mapped(int(biased[:known].argmax()))
             drafts.append(token)
         return drafts, chances
 

@@ -13,6 +13,7 @@ import torch
 from frizzen.kernels.facts import detect_machine
 from frizzen.kernels.plan import PlanBuilder, default_registry
 from frizzen.loading.load import LoadRequest, load_model
+from frizzen.models.tapped import TappedModel
 from frizzen.speculate.drafter import DraftBlocks
 from frizzen.speculate.drafting import Drafting
 from frizzen.speculate.load import DraftRequest, load_drafter
@@ -39,7 +40,8 @@ def driver_of(target: Path, name: str, model: Path | None) -> Driver:
     blocks = DraftBlocks.of(LIMITS["num_blocks"], drafter.reach, BLOCK_SIZE)
     drafter.allocate_kv(blocks.total(LIMITS["max_num_seqs"]), BLOCK_SIZE)
     info = worker_info(vocab_size=VOCAB, max_drafts=COUNT, **LIMITS)
-    worker = Worker(loaded, info, torch.device("cpu"), drafting=Drafting(drafter, blocks))
+    model = TappedModel(loaded, drafter.taps) if drafter.taps else loaded
+    worker = Worker(model, info, torch.device("cpu"), drafting=Drafting(drafter, blocks))
     limits = layout(
         max_rows=info["max_num_seqs"],
         max_tokens=info["max_num_batched_tokens"],
@@ -139,11 +141,22 @@ SLIDING = {"layer_types": ["sliding_attention", "full_attention"], "sliding_wind
         ({"sample_from_anchor": False}, False),
         ({"dspark_draft_topk": 7, "logit_scale": 0.5, "confidence": "hidden"}, True),
         ({"draft_vocab": 150, "own_embedding": True, "input_vocab": VOCAB + 1, "confidence": ""}, True),
+        ({"draft_vocab": VOCAB + 8, "input_vocab": VOCAB + 8}, True),
         ({**SLIDING}, True),
         ({**SLIDING, "is_causal": False}, True),
         ({"is_causal": True}, True),
     ],
-    ids=["anchor", "speculators", "fill-in", "top-k", "vocabularies", "sliding", "wide", "causal"],
+    ids=[
+        "anchor",
+        "speculators",
+        "fill-in",
+        "top-k",
+        "vocabularies",
+        "more tokens",
+        "sliding",
+        "wide",
+        "causal",
+    ],
 )
 def test_dspark_proposes_what_plain_torch_does(
     llama: Path, tmp_path: Path, options: dict[str, Any], from_anchor: bool

@@ -259,6 +259,7 @@ class PlanBuilder:
     """Where layers are counted from."""
     _decisions: list[Decision] = field(default_factory=list)
     _choices: list[Choice] = field(default_factory=list)
+    _kernels: dict[int, list[tuple[str, str, int]]] = field(default_factory=dict)
     _resolved: dict[tuple[str, Facts], tuple[Any, Candidate, tuple[Rejection, ...]]] = field(
         default_factory=dict
     )
@@ -291,7 +292,16 @@ class PlanBuilder:
         kernel, winner, rejected = self._resolved[key]
         place = None if layer is None else layer + self.first_layer
         self._choices.append(Choice(op.name, self.scope + site, place, winner.name, winner.rank, rejected))
+        if layer is not None and not self.scope:
+            self._kernels.setdefault(layer, []).append((op.name, site, id(kernel)))
         return cast("K", kernel)
+
+    def distinct_layers(self, of_each: int) -> tuple[int, ...]:
+        """The first ``of_each`` layers of every kind: those of one kind have the same kernels everywhere."""
+        kinds: dict[frozenset[tuple[str, str, int]], list[int]] = {}
+        for layer, kernels in sorted(self._kernels.items()):
+            kinds.setdefault(frozenset(kernels), []).append(layer)
+        return tuple(sorted(layer for layers in kinds.values() for layer in layers[:of_each]))
 
     def plan(self) -> Plan:
         """What was decided so far."""

@@ -10,14 +10,14 @@ from torch import Tensor
 from frizzen.kernels.draft_ops import ATTENTION_DRAFT
 from frizzen.kernels.facts import ShapeValue
 from frizzen.kernels.ops import ATTENTION_PAGED, ROPE, PagedAttentionKernel
-from frizzen.layers.build import BuildContext, Norm, Sight
+from frizzen.layers.build import BuildContext, Norm, Normed, NormedMap, NormPlace, Sight
 from frizzen.models.config import DecoderConfig
 
 __all__ = ["Attention"]
 
 
 class Attention:
-    """Projections in, rotation with cache write, attention, projection out.
+    """Norm, projections in, rotation with cache write, attention, projection out.
 
     Unusable until :meth:`allocate_kv` has bound a cache. With a ``sight``, it is a draft layer's.
     """
@@ -27,7 +27,7 @@ class Attention:
     ) -> None:
         plan, dtype, layer = context.plan, context.dtype, context.layer
         heads = {"heads": config.num_heads, "kv_heads": config.num_kv_heads, "head_dim": config.head_dim}
-        self._qkv = context.linear("qkv", "attention.q", "attention.k", "attention.v", bias=config.qkv_bias)
+        self._qkv = _projection(context, config, sight)
         self._full_norms = _full_norms(context, config) if config.full_qk_norm else ()
         self._clip = config.clip_qkv
         self._q_norm = context.take("attention.q_norm") if config.qk_norm else None
@@ -56,15 +56,44 @@ class Attention:
         self._rope = self._rope_kernel.prepare(cache, self._q_norm, self._k_norm, self._eps)
         self._attend = self.kernel.prepare(cache, self._sinks)
 
-    def kernels(self) -> tuple[object, object, object, object] | None:
-        """Projection in, rotation, attention, projection out; None if the layer is more than these."""
-        if self._full_norms or self._clip:
-            return None
-        return self._qkv, self._rope, self._attend, self._out
+    @property
+    def norm(self) -> Norm:
+        """The norm before the projection, of draft layers only."""
+        if not isinstance(self._qkv, Normed):
+            raise TypeError("the norm is part of the projection: only a draft layer has it apart")
+        return self._qkv.norm
 
-    def write(self, x: Tensor, cos: Tensor, sin: Tensor, slots: Tensor) -> Tensor:
-        """Stores the keys and values of ``x [T, H]``; returns the queries in what the kernel takes."""
-        qkv = self._qkv(x)
+    def kernels(self) -> tuple[object, object, object, object, object] | None:
+        """Norm, projection in, rotation, attention, projection out; None if the layer is not just these."""
+        if self._full_norms or self._clip or not isinstance(self._qkv, Normed):
+            return None
+        return self._qkv.norm, self._qkv.linear, self._rope, self._attend, self._out
+
+    def write(
+        self, x: Tensor, residual: Tensor | None, cos: Tensor, sin: Tensor, slots: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """See ``decoder.AttentionLayer``."""
+        qkv, residual = self._qkv(x, residual)
+        return self._store(qkv, cos, sin, slots), residual
+
+    def write_normed(self, x: Tensor, cos: Tensor, sin: Tensor, slots: Tensor) -> Tensor:
+        """As ``write``, of ``x [T, H]`` that is normed already; of draft layers only."""
+        if not isinstance(self._qkv, Normed):
+            raise TypeError("the norm is part of the projection: only a draft layer is without")
+        return self._store(self._qkv.linear(x), cos, sin, slots)
+
+    def read(self, queries: Tensor, state: Any) -> Tensor:
+        """What ``write`` returned -> ``[T, H]``; ``state`` is what the kernel made of the step."""
+        return self._out(self._attend(queries, state))
+
+    def forward(
+        self, x: Tensor, residual: Tensor | None, cos: Tensor, sin: Tensor, slots: Tensor, state: Any
+    ) -> tuple[Tensor, Tensor]:
+        """See ``decoder.AttentionLayer``."""
+        queries, residual = self.write(x, residual, cos, sin, slots)
+        return self._out(self._attend(queries, state)), residual
+
+    def _store(self, qkv: Tensor, cos: Tensor, sin: Tensor, slots: Tensor) -> Tensor:
         for place, norm in self._full_norms:
             qkv[:, place] = norm(qkv[:, place], None)
         if self._clip:
@@ -72,9 +101,17 @@ class Attention:
         self._rope(qkv, cos, sin, slots)
         return qkv
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, state: Any) -> Tensor:
-        """``x [T, H]`` -> ``[T, H]``; ``state`` is what the kernel made of the step."""
-        return self._out(self._attend(self.write(x, cos, sin, slots), state))
+
+def _projection(context: BuildContext, config: DecoderConfig, sight: Sight | None) -> NormedMap:
+    names, place = (
+        ("attention.q", "attention.k", "attention.v"),
+        NormPlace("input_norm", config.rms_eps, config.layer_norm),
+    )
+    if sight is None:
+        return context.normed_linear(place, "qkv", *names, bias=config.qkv_bias)
+    # What a draft layer stores does not always come through its norm, so the two stay apart.
+    norm = context.norm(place.name, place.name, place.eps, centred=place.centred)
+    return Normed(norm, context.linear("qkv", *names, bias=config.qkv_bias))
 
 
 def _kernel(

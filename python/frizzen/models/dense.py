@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from frizzen.layers.attention import Attention
-from frizzen.layers.build import BuildContext, Map, Sight
+from frizzen.layers.build import BuildContext, Map, NormPlace, Sight
 from frizzen.layers.decoder import AttentionLayer, DecoderLayer, FeedForward
 from frizzen.layers.mla import LatentAttention
-from frizzen.layers.mlp import GatedMlp
+from frizzen.layers.mlp import Mlp
 from frizzen.layers.moe import ExpertLoad, MoeLayer
 from frizzen.layers.rotary import Rotary
 from frizzen.loading.checkpoint import Parameter, Source, Stored
@@ -272,11 +272,12 @@ def decoder_layer(
     else:
         attention = Attention(at_layer, config, config.windows[index], sight)
     feed_forward: FeedForward
+    norm = NormPlace("mlp_norm", config.rms_eps, config.layer_norm)
     if config.moe and load and index in config.moe.layers:
-        feed_forward = MoeLayer(at_layer, config.moe, load)
+        feed_forward = MoeLayer(at_layer, config.moe, norm, load)
     else:
-        feed_forward = GatedMlp(at_layer, bias=config.mlp_bias)
-    return DecoderLayer(at_layer, config, attention, feed_forward)
+        feed_forward = Mlp(at_layer, norm, bias=config.mlp_bias)
+    return DecoderLayer(config, attention, feed_forward)
 
 
 def _multiplied(function: Map, factor: float) -> Map:

@@ -144,6 +144,8 @@ class Vocabulary:
     head: Map
     ids: Tensor | None
     """``[Vd]`` int64, the target's ids of the drafter's."""
+    size: int
+    """Logits of the head: without a map, tokens that the target does not know are left out."""
 
     @classmethod
     def build(
@@ -168,10 +170,11 @@ class Vocabulary:
         if weights.has("embedding"):
             embed = embedding(context.take("embedding"))
         if weights.has("lm_head"):
-            head = context.head("lm_head")
+            own = context.head("lm_head")
+            head = own if ids is not None or draft_size <= size else lambda hidden: own(hidden)[:, :size]
         elif config.hidden_size != target.config.hidden_size:
             raise UnsupportedModelError(
                 f"{raw.path}: hidden_size is {config.hidden_size} and there is no lm_head, "
                 f"the target's head takes {target.config.hidden_size}"
             )
-        return cls(embed, head, ids)
+        return cls(embed, head, ids, size if ids is None else draft_size)

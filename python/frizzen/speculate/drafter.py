@@ -20,7 +20,7 @@ own (``DraftBlocks``), a few per row of the batch, so proposing takes nothing fr
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -44,6 +44,15 @@ class Seen:
     """``[T, H]`` for each of the drafter's taps."""
     ends: Tensor
     """``[B]`` int64, the tokens of each row that count now: the position of its next one."""
+
+    @classmethod
+    def of(cls, ids: Tensor, step: StepContext, hidden: Tensor, taps: tuple[Tensor, ...]) -> Seen:
+        """A step all of whose tokens count."""
+        return cls(ids, step, hidden, taps, step.seq_lens.long())
+
+    def without(self, rows: Tensor, rejected: Tensor) -> Seen:
+        """The same without the last ``rejected`` ``[R]`` tokens of ``rows`` ``[R]``."""
+        return replace(self, ends=self.ends.index_add(0, rows, -rejected))
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +152,7 @@ class Drafter(Protocol):
 
     @property
     def taps(self) -> tuple[int, ...]:
-        """The layers of the target at whose entrance it reads; see ``CausalLM.forward_tapped``."""
+        """The layers of the target at whose entrance it reads; see ``models.tapped``."""
 
     @property
     def has_confidence(self) -> bool:

@@ -12,7 +12,6 @@ from frizzen.speculate.drafter import Asked, Choose, DraftBlocks, Drafter, Propo
 from frizzen.speculate.proposals import Chooser, Kept, greedy
 from frizzen.speculate.rejection import Judge
 from frizzen.speculate.verify import DraftRows
-from frizzen.step import StepContext
 
 __all__ = ["Drafting", "Sampling"]
 
@@ -65,10 +64,12 @@ class Drafting:
             "kv_sees_next_token": False,
         }
 
-    @property
-    def taps(self) -> tuple[int, ...]:
-        """Layers of the target to be tapped; none once it has failed."""
-        return () if self.failed else self._drafter.taps
+    def split(self, computed: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """What a target made for its taps (``models.tapped``) returns: hidden states, and the taps."""
+        if not self._drafter.taps:
+            return computed, ()
+        hidden, *taps = computed.chunk(1 + len(self._drafter.taps), dim=1)
+        return hidden.contiguous(), tuple(taps)
 
     def judge(self, rows: DraftRows, row_index: Tensor) -> Judge | None:
         """Judges the step's drafts by how they were drawn; None where drafts are certain."""
@@ -76,10 +77,7 @@ class Drafting:
 
     def advance(
         self,
-        ids: Tensor,
-        step: StepContext,
-        hidden: Tensor,
-        taps: tuple[Tensor, ...],
+        seen: Seen,
         sampling: Sampling | None,
         count: int,
     ) -> Proposed | None:
@@ -89,10 +87,8 @@ class Drafting:
         """
         if self.failed:
             return None
-        ends = step.seq_lens.long()
         if sampling is not None:
-            ends = ends.index_add(0, sampling.step_rows, -sampling.rejected)
-        seen = Seen(ids, step, hidden, taps, ends)
+            seen = seen.without(sampling.step_rows, sampling.rejected)
         try:
             asked = self._asked(seen, sampling) if sampling is not None and count else None
             return self._drafter.advance(seen, asked, self._choose(sampling), count)

@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,9 +19,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from frizzen.layers.attention import Attention
-from frizzen.layers.build import BuildContext, Map, Norm, Sight
+from frizzen.layers.build import BuildContext, Map, Norm, NormPlace, Sight
 from frizzen.layers.decoder import DecoderLayer
-from frizzen.layers.mlp import GatedMlp
+from frizzen.layers.mlp import Mlp
 from frizzen.layers.rotary import Rotary
 from frizzen.loading.checkpoint import Parameter
 from frizzen.models import dense
@@ -78,7 +79,7 @@ class DSpark:
         rotary: Rotary,
         combine: Map,
         combined_norm: Norm,
-        layers: tuple[DecoderLayer, ...],
+        layers: Sequence[tuple[Attention, DecoderLayer]],
         norm: Norm,
         heads: Heads,
     ) -> None:
@@ -90,7 +91,8 @@ class DSpark:
         self._rotary = rotary
         self._combine = combine
         self._combined_norm = combined_norm
-        self._layers = layers
+        self._attentions = tuple(attention for attention, _ in layers)
+        self._layers = tuple(layer for _, layer in layers)
         self._norm = norm
         self._heads = heads
 
@@ -107,8 +109,8 @@ class DSpark:
         """Context of the step's tokens; then one block, and the recursion over its first ``count`` slots."""
         x = self._combined_norm(self._combine(torch.cat(seen.taps, dim=1)), None)
         cos, sin = self._rotary.angles(seen.step.positions)
-        for layer in self._layers:
-            layer.attention.write(x, cos, sin, seen.step.slots)
+        for attention in self._attentions:
+            attention.write_normed(x, cos, sin, seen.step.slots)
         if asked is None:
             return None
         first = 0 if self.config.from_anchor else 1
@@ -127,17 +129,13 @@ class DSpark:
         step = asked.step(0, self.config.width)
         ids = asked.tokens.new_full((len(asked.tokens), self.config.width), self.config.mask_id)
         ids[:, 0] = asked.tokens
-        residual = self._vocabulary.embed(ids.flatten())
+        x, residual = self._vocabulary.embed(ids.flatten()), None
         cos, sin = self._rotary.angles(step.positions)
-        states: dict[int, object] = {}
-        x: Tensor | None = None
+        kernels = {id(layer.attention.kernel): layer.attention.kernel for layer in self._layers}
+        states = {key: kernel.begin(step) for key, kernel in kernels.items()}
         for layer in self._layers:
-            kernel = layer.attention.kernel
-            state = states.setdefault(id(kernel), None) or kernel.begin(step)
-            states[id(kernel)] = state
-            x = layer.forward(x, residual, cos, sin, step.slots, state)
-        normed = self._norm(residual, None) if x is None else self._norm(x, residual)
-        return normed.view(len(asked.tokens), self.config.width, -1)
+            x, residual = layer.forward(x, residual, cos, sin, step, states[id(layer.attention.kernel)])
+        return self._norm(x, residual).view(len(asked.tokens), self.config.width, -1)
 
 
 def parameters(config: DSparkConfig, target: CausalLM, names: frozenset[str]) -> list[Parameter]:
@@ -185,17 +183,18 @@ def build(config: DSparkConfig, target: CausalLM, context: BuildContext) -> DSpa
         if context.weights.has("confidence.bias"):
             bias = context.take("confidence.bias", dtype=torch.float32)
         confidence = weight, bias
+    vocabulary = Vocabulary.build(config.raw, context, target, decoder, config.draft_vocab_size)
     return DSpark(
         config,
-        vocabulary=Vocabulary.build(config.raw, context, target, decoder, config.draft_vocab_size),
+        vocabulary=vocabulary,
         rotary=Rotary(decoder.rope, context.device),
         combine=context.linear("combine", "fc", bias=False),
         combined_norm=context.norm("combined_norm", "hidden_norm", decoder.rms_eps),
-        layers=tuple(_layer(config, context, index) for index in range(decoder.num_layers)),
+        layers=[_layer(config, context, index) for index in range(decoder.num_layers)],
         norm=context.norm("final_norm", "norm", decoder.rms_eps),
         heads=Heads(
             markov_in=context.take("markov_in"),
-            markov_out=context.take("markov_out"),
+            markov_out=context.take("markov_out")[: vocabulary.size],
             scale=config.logit_scale,
             top_k=config.top_k,
             confidence=confidence,
@@ -203,11 +202,13 @@ def build(config: DSparkConfig, target: CausalLM, context: BuildContext) -> DSpa
     )
 
 
-def _layer(config: DSparkConfig, context: BuildContext, index: int) -> DecoderLayer:
+def _layer(config: DSparkConfig, context: BuildContext, index: int) -> tuple[Attention, DecoderLayer]:
     at_layer, causal = context.at_layer(index), config.causal[index]
     window = config.decoder.windows[index]
     if window and not causal:
         # Every token of a block looks back equally far: the window before the block, and the block.
         window += config.width
     attention = Attention(at_layer, config.decoder, window, Sight(causal=causal))
-    return DecoderLayer(at_layer, config.decoder, attention, GatedMlp(at_layer, bias=config.decoder.mlp_bias))
+    norm = NormPlace("mlp_norm", config.decoder.rms_eps)
+    mlp = Mlp(at_layer, norm, bias=config.decoder.mlp_bias)
+    return attention, DecoderLayer(config.decoder, attention, mlp)

@@ -9,7 +9,6 @@ know fewer tokens than the target.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -17,8 +16,8 @@ from torch import Tensor
 from frizzen.errors import UnsupportedModelError
 from frizzen.kernels.ops import StepKernel
 from frizzen.layers.attention import Attention
-from frizzen.layers.build import BuildContext, Map, Norm, Sight
-from frizzen.layers.mlp import GatedMlp
+from frizzen.layers.build import BuildContext, Map, Norm, NormPlace, Sight
+from frizzen.layers.mlp import Mlp
 from frizzen.layers.rotary import Rotary
 from frizzen.loading.checkpoint import Parameter
 from frizzen.loading.hf_config import HfConfig
@@ -33,6 +32,7 @@ from frizzen.speculate.checkpoint import (
     head_parameters,
     spelled,
 )
+from frizzen.step import StepContext
 
 __all__ = ["Eagle3Config", "Eagle3Head", "build", "parameters"]
 
@@ -83,11 +83,9 @@ class Eagle3Head:
     vocabulary: Vocabulary
     rotary: Rotary
     combine: Map
-    embedding_norm: Norm
     state_norm: Norm
     attention: Attention
-    mlp_norm: Norm
-    mlp: GatedMlp
+    mlp: Mlp
     last_norm: Norm
     norm_before_residual: bool
     state_size: int
@@ -114,20 +112,22 @@ class Eagle3Head:
 
     def write(self, ids: Tensor, states: Tensor, cos: Tensor, sin: Tensor, slots: Tensor) -> None:
         """See ``fused.FusedHead``."""
-        self.attention.write(self._enter(ids, self.state_norm(states, None)), cos, sin, slots)
+        self.attention.write_normed(self._enter(ids, self.state_norm(states, None)), cos, sin, slots)
 
     def forward(
-        self, ids: Tensor, states: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, state: object
+        self, ids: Tensor, states: Tensor, cos: Tensor, sin: Tensor, step: StepContext
     ) -> tuple[Tensor, Tensor]:
         """See ``fused.FusedHead``."""
         normed = self.state_norm(states, None)
         stream = normed.clone() if self.norm_before_residual else states.clone()
-        attended = self.attention.forward(self._enter(ids, normed), cos, sin, slots, state)
-        x = self.mlp.forward(self.mlp_norm(attended, stream))
+        queries = self.attention.write_normed(self._enter(ids, normed), cos, sin, step.slots)
+        attended = self.attention.read(queries, self.kernel.begin(step))
+        x, stream = self.mlp.forward(attended, stream, step.valid)
         return stream, self.vocabulary.head(self.last_norm(x, stream))
 
     def _enter(self, ids: Tensor, normed: Tensor) -> Tensor:
-        return torch.cat([self.embedding_norm(self.vocabulary.embed(ids), None), normed], dim=1)
+        # The layer's own input norm is the embedding's: the state has one more.
+        return torch.cat([self.attention.norm(self.vocabulary.embed(ids), None), normed], dim=1)
 
 
 def parameters(config: Eagle3Config, target: CausalLM, names: frozenset[str]) -> list[Parameter]:
@@ -164,23 +164,16 @@ def parameters(config: Eagle3Config, target: CausalLM, names: frozenset[str]) ->
 def build(config: Eagle3Config, target: CausalLM, context: BuildContext) -> Eagle3Head:
     """The layer and what stands around it."""
     decoder, at_layer = config.decoder, context.at_layer(0)
-    norm = partial(_norm, at_layer, decoder)
     return Eagle3Head(
         vocabulary=Vocabulary.build(config.raw, context, target, decoder, config.draft_vocab_size),
         rotary=Rotary(decoder.rope, context.device),
         combine=context.linear("combine", "fc", bias=False),
-        embedding_norm=norm("input_norm"),
-        state_norm=norm("state_norm"),
+        state_norm=at_layer.norm("state_norm", "state_norm", decoder.rms_eps),
         attention=Attention(at_layer, replace(decoder, tied=False), 0, Sight(first=1)),
-        mlp_norm=norm("mlp_norm"),
-        mlp=GatedMlp(at_layer, bias=decoder.mlp_bias),
+        mlp=Mlp(at_layer, NormPlace("mlp_norm", decoder.rms_eps), bias=decoder.mlp_bias),
         last_norm=context.norm("final_norm", "norm", decoder.rms_eps),
         norm_before_residual=config.norm_before_residual,
         state_size=decoder.hidden_size,
         dtype=context.dtype,
         device=context.device,
     )
-
-
-def _norm(context: BuildContext, decoder: DecoderConfig, name: str) -> Norm:
-    return context.norm(name, name, decoder.rms_eps)

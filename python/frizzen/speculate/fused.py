@@ -63,7 +63,7 @@ class FusedHead(Protocol):
         """Stores the entries of tokens ``[T]`` and the states before them, and computes nothing else."""
 
     def forward(
-        self, ids: Tensor, states: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, state: object
+        self, ids: Tensor, states: Tensor, cos: Tensor, sin: Tensor, step: StepContext
     ) -> tuple[Tensor, Tensor]:
         """The states ``[R, state_size]`` that the entries give, and logits ``[R, Vd]`` float32."""
 
@@ -108,7 +108,7 @@ class FusedDrafter:
         for place in range(count):
             one = asked.step(place, 1)
             cos, sin = self._angles(one)
-            states, logits = head.forward(tokens, states, cos, sin, one.slots, head.kernel.begin(one))
+            states, logits = head.forward(tokens, states, cos, sin, one)
             tokens = choose(logits, place, head.ids)
             drafts.append(tokens)
         return Proposed(torch.stack(drafts, 1))

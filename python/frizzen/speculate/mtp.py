@@ -23,6 +23,7 @@ from frizzen.loading.checkpoint import Parameter
 from frizzen.models import dense
 from frizzen.models.base import CausalLM, Family
 from frizzen.models.config import DecoderConfig
+from frizzen.step import StepContext
 
 __all__ = ["MtpHead", "build", "extended", "ignored", "parameters"]
 
@@ -66,14 +67,14 @@ class MtpHead:
 
     def write(self, ids: Tensor, states: Tensor, cos: Tensor, sin: Tensor, slots: Tensor) -> None:
         """See ``fused.FusedHead``."""
-        self.layer.write(self._enter(ids, states), cos, sin, slots)
+        self.layer.attention.write(self._enter(ids, states), None, cos, sin, slots)
 
     def forward(
-        self, ids: Tensor, states: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, state: object
+        self, ids: Tensor, states: Tensor, cos: Tensor, sin: Tensor, step: StepContext
     ) -> tuple[Tensor, Tensor]:
         """See ``fused.FusedHead``."""
-        stream = self._enter(ids, states)
-        x = self.layer.forward(None, stream, cos, sin, slots, state)
+        entered = self._enter(ids, states)
+        x, stream = self.layer.forward(entered, None, cos, sin, step, self.kernel.begin(step))
         normed = self.head_norm(x, stream)
         return stream, self.target.logits(normed)
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,13 +19,14 @@ from frizzen.kernels.plan import Plan, PlanBuilder, default_registry
 from frizzen.loading.load import LoadRequest, load_model
 from frizzen.models.base import CausalLM
 from frizzen.progress import phase
-from frizzen.speculate.drafter import DraftBlocks
 from frizzen.speculate.drafting import Drafting
-from frizzen.speculate.load import DRAFTERS, DraftRequest, LoadedDrafter, load_drafter
-from frizzen.speculate.proposals import Kept
-from frizzen.step import StepContext
+from frizzen.speculate.load import LoadedDrafter
+from frizzen.worker import drafter as drafters
+from frizzen.worker.graphs import CudaCapture, GraphRunner, StepBuffers
+from frizzen.worker.lattice import Lattice
 from frizzen.worker.machine import available_cpus, available_memory
 from frizzen.worker.sizes import Sizes, default_kv_memory, resolve_sizes
+from frizzen.worker.warmup import compile_steps, run_steps
 from frizzen.worker.worker import Worker
 
 __all__ = ["Loaded", "build", "load"]
@@ -38,36 +43,27 @@ class Loaded:
     model: CausalLM
     sizes: Sizes
     plan: Plan
+    graphs: Lattice | None
+    """Shapes of the CUDA graphs; ``None`` where every step is launched."""
+    distinct_layers: tuple[int, ...]
+    """Two of each kind of layer, if there are two."""
     drafter: LoadedDrafter | None = None
+
+    @property
+    def max_drafts(self) -> int:
+        """Most drafts of a row in a step."""
+        return self.config.max_drafts if self.drafter is None else self.drafter.max_drafts
 
     def kv_bytes_per_token(self) -> int:
         """Of the model and its drafter."""
-        drafter = 0 if self.drafter is None else self.drafter.drafter.bytes_per_token()
-        return self.model.kv_bytes_per_token() + drafter
+        own = self.model.kv_bytes_per_token()
+        return own if self.drafter is None else own + self.drafter.drafter.bytes_per_token()
 
     def plan_json(self) -> dict[str, Any]:
         """The plan with the memory it needs, in bytes."""
         return self.plan.to_json() | {
             "memory": {"kv_cache": self.sizes.kv_bytes, "kv_per_token": self.kv_bytes_per_token()}
         }
-
-    def drafting(self) -> Drafting | None:
-        """Makes the drafter's caches, which lie beside the model's."""
-        if self.drafter is None:
-            return None
-        config, sizes, drafter = self.config, self.sizes, self.drafter.drafter
-        blocks = DraftBlocks.of(sizes.num_blocks, drafter.reach, config.block_size)
-        drafter.allocate_kv(blocks.total(config.max_num_seqs), config.block_size)
-        kept = None
-        if config.draft_sample_method == "probabilistic":
-            kept = Kept.empty(
-                config.max_num_seqs,
-                self.drafter.max_drafts,
-                self.model.config.vocab_size,
-                config.rejection_sample_method,
-                self.model.device,
-            )
-        return Drafting(drafter, blocks, kept)
 
 
 def build(config_json: str) -> Worker:
@@ -83,10 +79,10 @@ def build(config_json: str) -> Worker:
     config, model, sizes = loaded.config, loaded.model, loaded.sizes
     with phase(f"allocate {sizes.num_blocks} KV blocks, {sizes.kv_bytes / 2**20:,.0f} MiB"):
         model.allocate_kv(sizes.num_blocks, config.block_size)
-        drafting = loaded.drafting()
-    max_drafts = config.max_drafts if loaded.drafter is None else loaded.drafter.max_drafts
-    with phase("warm up"):
-        _warm_up(model, config.block_size)
+        drafting = None
+        if loaded.drafter is not None:
+            drafting = drafters.drafting(config, loaded.drafter, model, sizes.num_blocks)
+    late_compiles = _warm_up(loaded, drafting)
     info = {
         "model": config.served_model_name or config.model,
         "vocab_size": model.config.vocab_size,
@@ -96,15 +92,23 @@ def build(config_json: str) -> Worker:
         "num_blocks": sizes.num_blocks,
         "block_size": config.block_size,
         "max_logprobs": min(config.max_logprobs, model.config.vocab_size),
-        "max_drafts": max_drafts,
+        "max_drafts": loaded.max_drafts,
         "eos_token_ids": list(model.config.eos_token_ids),
         "device": str(model.device),
         "dtype": str(model.dtype).removeprefix("torch."),
         "plan": loaded.plan_json(),
     }
     if drafting is not None:
-        info["drafter"] = drafting.info(max_drafts)
-    return Worker(model, info, model.device, config.spec_synthetic_acceptance, drafting)
+        info["drafter"] = drafting.info(loaded.max_drafts)
+    return Worker(
+        drafters.stepping(model, loaded.drafter),
+        info,
+        model.device,
+        config.spec_synthetic_acceptance,
+        _graphs(loaded),
+        late_compiles,
+        drafting,
+    )
 
 
 def load(config: EngineConfig) -> Loaded:
@@ -125,49 +129,80 @@ def load(config: EngineConfig) -> Loaded:
             progress=progress,
         )
         model = load_model(request, builder)
-    drafter = _load_drafter(config, request, model, builder)
-    per_token, private = model.kv_bytes_per_token(), 0
-    if drafter is not None:
-        per_token += drafter.drafter.bytes_per_token()
-        private = _private_bytes(config, drafter)
+    drafter = drafters.load(config, request, model, builder)
+    drafts = drafters.DraftMemory.of(config, drafter, model.config.vocab_size)
     sizes = resolve_sizes(
         config,
         device_type=model.device.type,
         model_len=model.config.max_model_len,
-        bytes_per_token=per_token,
-        memory=_kv_memory(model.device),
-        private=private,
+        bytes_per_token=model.kv_bytes_per_token() + drafts.per_token,
+        memory=max(_kv_memory(model.device) - drafts.kept, 0),
+        private=drafts.private,
     )
     builder.decide("max_model_len", str(sizes.max_model_len), sizes.limited_by)
+    graphs = _lattice(config, model, sizes, builder, drafter.max_drafts if drafter else config.max_drafts)
     plan = builder.plan()
     sys.stderr.write(plan.table() + "\n")
     if config.strict:
         plan.strict()
-    return Loaded(config, model, sizes, plan, drafter)
+    return Loaded(config, model, sizes, plan, graphs, builder.distinct_layers(2), drafter)
 
 
-def _load_drafter(
-    config: EngineConfig, target: LoadRequest, model: CausalLM, builder: PlanBuilder
-) -> LoadedDrafter | None:
-    """The drafter with a model, if one is asked for; those without one are the engine's."""
-    if config.drafter not in DRAFTERS:
+def _lattice(
+    config: EngineConfig, model: CausalLM, sizes: Sizes, builder: PlanBuilder, max_drafts: int
+) -> Lattice | None:
+    """Which steps are to be graphs; what is decided, and why, goes into the plan."""
+    if model.device.type != "cuda":
         return None
-    # A fixed length that requests get by default is a length that was asked for.
-    fixed = config.speculation if isinstance(config.speculation, int) else None
-    request = DraftRequest(
-        name=config.drafter,
-        target=target,
-        model=config.drafter_model,
-        num_drafts=config.num_speculative_tokens or fixed,
+    if config.enforce_eager:
+        builder.decide("cuda_graphs", "none", "enforce_eager")
+        return None
+    if not model.capturable:
+        builder.decide("cuda_graphs", "none", "an attention kernel reads the rows' lengths on the host")
+        return None
+    lattice = Lattice.of(
+        max_rows=config.max_num_seqs,
+        max_drafts=max_drafts,
+        max_context=sizes.max_model_len,
+        max_tokens=sizes.max_num_batched_tokens,
     )
-    with phase(f"load drafter {config.drafter}"):
-        return load_drafter(request, model, builder)
+    shapes = lattice.shapes()
+    largest = shapes[0]
+    builder.decide("cuda_graphs", str(len(shapes)), f"up to {largest.tokens} tokens, captured between steps")
+    return lattice
 
 
-def _private_bytes(config: EngineConfig, drafter: LoadedDrafter) -> int:
-    """What the drafter takes beside its part of the KV cache: blocks of its own, and kept distributions."""
-    blocks = DraftBlocks.of(0, drafter.drafter.reach, config.block_size).total(config.max_num_seqs)
-    return blocks * config.block_size * drafter.drafter.bytes_per_token()
+def _graphs(loaded: Loaded) -> Callable[[StepBuffers], GraphRunner] | None:
+    if loaded.graphs is None:
+        return None
+    capture = CudaCapture(loaded.model.device)
+    forward = drafters.stepping(loaded.model, loaded.drafter).forward
+    return partial(GraphRunner, forward, loaded.graphs, capture=capture)
+
+
+@torch.inference_mode()
+def _warm_up(loaded: Loaded, drafting: Drafting | None) -> Counter[str]:
+    """Compiles and starts everything; what is compiled later is counted in the result, by kernel."""
+    model, late_compiles, late = loaded.model, Counter[str](), None
+    if loaded.graphs is not None and importlib.util.find_spec("triton") is not None:
+        from frizzen.kernels.triton.compiling import LateCompiles, compile_only
+
+        with phase("compile kernels"):
+            mode = compile_only(available_cpus())
+            few = model.of_layers(loaded.distinct_layers)
+            compile_steps(few, loaded.graphs, model.device, loaded.config.block_size, mode)
+        late = LateCompiles(late_compiles)
+    with phase("warm up"):
+        run_steps(model, model.device, loaded.config.block_size)
+        if drafting is not None:
+            tapped = drafters.stepping(model, loaded.drafter)
+            drafters.warm_up(tapped, drafting, loaded.max_drafts, model.device, loaded.config.block_size)
+    if late is not None:
+        late.watch()
+    if loaded.graphs is not None and model.expert_load is not None:
+        # Nothing real was computed, and while kernels were compiled not even ids were.
+        model.expert_load.reset()
+    return late_compiles
 
 
 def _choose_device(config: EngineConfig) -> str:
@@ -188,27 +223,3 @@ def _kv_memory(device: torch.device) -> int:
     if device.type == "cpu":
         return default_kv_memory(device.type, available_memory(), 0)
     return default_kv_memory(device.type, *torch.cuda.mem_get_info(device))
-
-
-@torch.inference_mode()
-def _warm_up(model: CausalLM, block_size: int) -> None:
-    """One prefill and one decode, so that no request waits for libraries that initialise on first use."""
-    for queries in ([block_size], [1, 1]):
-        count = sum(queries)
-        lengths = torch.tensor(queries, dtype=torch.int32, device=model.device)
-        positions = torch.cat([torch.arange(query, device=model.device) for query in queries])
-        step = StepContext(
-            positions=positions,
-            # In block 1, the first that a request may get: it overwrites what it reads.
-            slots=positions + block_size,
-            query_start=torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0)),
-            seq_lens=lengths,
-            block_table=torch.ones(len(queries), 1, dtype=torch.int32, device=model.device),
-            num_rows=len(queries),
-            num_single=queries.count(1),
-            num_tokens=count,
-            max_query=max(queries),
-            max_context=max(queries),
-        )
-        hidden = model.forward(torch.zeros(count, dtype=torch.int64, device=model.device), step)
-        model.logits(hidden[-1:]).argmax(-1).cpu()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import resource
-from collections import deque
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
+from frizzen.speculate.drafter import Seen
 from frizzen.speculate.drafting import Drafting, Sampling
 from frizzen.speculate.verify import DraftRows, Verified, forced, verify
 from frizzen.step import StepContext
@@ -24,6 +25,7 @@ from frizzen.worker.arena import (
     RowStatus,
     Sections,
 )
+from frizzen.worker.graphs import GraphRunner, Runner, StepBuffers
 from frizzen.worker.inputs import step_inputs
 from frizzen.worker.logprobs import score
 from frizzen.worker.masks import TokenMasks
@@ -45,11 +47,6 @@ class StepModel(Protocol):
     def forward(self, input_ids: torch.Tensor, step: StepContext) -> torch.Tensor:
         """Hidden states ``[T, H]`` of the token ids int64 ``[T]``."""
 
-    def forward_tapped(
-        self, input_ids: torch.Tensor, step: StepContext, layers: Sequence[int]
-    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
-        """As ``forward``, and what enters some layers, ``[T, H]`` each; only asked for by drafters."""
-
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits float32 ``[S, V]`` of hidden states ``[S, H]``."""
 
@@ -65,8 +62,6 @@ class _Step:
     hidden: torch.Tensor
     """``[T, H]``."""
     context: StepContext
-    taps: tuple[torch.Tensor, ...] = ()
-    """``[T, H]`` each, for the drafter."""
 
 
 class Worker:
@@ -77,6 +72,8 @@ class Worker:
         info: What the engine must know: the fields of its ``WorkerInfo``.
         device: Where the model computes.
         acceptance: Tokens per row and step that verification is forced to give, for studies of speed.
+        graphs: Makes the runner of the model's forward pass as graphs; without it every step is launched.
+        late_compiles: Kernels that were compiled although everything was warm, counted by whoever sees it.
         drafting: The drafter that proposes after every step, if there is one.
     """
 
@@ -86,10 +83,17 @@ class Worker:
         info: dict[str, Any],
         device: torch.device,
         acceptance: float | None = None,
+        graphs: Callable[[StepBuffers], GraphRunner] | None = None,
+        late_compiles: Counter[str] | None = None,
         drafting: Drafting | None = None,
     ) -> None:
         self.info = info
         self._model = model
+        self._make_graphs = graphs
+        self._graphs: GraphRunner | None = None
+        self._runner: Runner = model
+        self._buffers: StepBuffers | None = None
+        self._late_compiles = Counter() if late_compiles is None else late_compiles
         self._device = device
         self._block_size = int(info["block_size"])
         self._batch = PersistentBatch(
@@ -108,7 +112,17 @@ class Worker:
 
     def bind(self, layout: ArenaLayout) -> list[tuple[int, int]]:
         """Allocates the arenas, which live as long as the worker; returns pointer and size of each."""
-        self._arenas = [Arena(layout, self._device) for _ in range(NUM_ARENAS)]
+        first = Arena(layout, self._device)
+        self._arenas = [first, *(Arena(layout, self._device, first) for _ in range(NUM_ARENAS - 1))]
+        if self._make_graphs is not None:
+            self._buffers = StepBuffers.allocate(
+                max_rows=self.info["max_num_seqs"],
+                max_tokens=self.info["max_num_batched_tokens"],
+                max_blocks=self._batch.block_table.shape[1],
+                device=self._device,
+                plan=first.device if self._device.type == "cuda" else None,
+            )
+            self._runner = self._graphs = self._make_graphs(self._buffers)
         return [arena.address for arena in self._arenas]
 
     @torch.inference_mode()
@@ -126,8 +140,8 @@ class Worker:
         header = arena.header()
         arena.upload(admissions=header.num_admits > 0)
         self._batch.update(arena, header)
-        ids, step = step_inputs(arena, header, self._batch, self._block_size)
-        computed = self._compute(index, header, ids, step)
+        ids, step = step_inputs(arena, header, self._batch, self._block_size, self._buffers)
+        computed = _Step(index, header, ids, self._runner.forward(ids, step), step)
         if header.num_masks:
             self._waiting = computed
         else:
@@ -148,22 +162,19 @@ class Worker:
         )
         self._finish(step, masks)
 
-    def _compute(self, index: int, header: Header, ids: torch.Tensor, step: StepContext) -> _Step:
-        if self._drafting is not None and (layers := self._drafting.taps):
-            hidden, taps = self._model.forward_tapped(ids, step, layers)
-            return _Step(index, header, ids, hidden, step, taps)
-        return _Step(index, header, ids, self._model.forward(ids, step), step)
-
     def _finish(self, step: _Step, masks: TokenMasks | None) -> None:
         """Samples, scores and brings the results back."""
-        arena, header, hidden = self._arenas[step.index], step.header, step.hidden
+        arena, header = self._arenas[step.index], step.header
+        hidden, taps = (step.hidden, ()) if self._drafting is None else self._drafting.split(step.hidden)
         results = arena.device
-        results.num_sampled[: header.num_rows].zero_()
-        results.row_status[: header.num_rows].zero_()
+        drafts = _drafts(arena, header, step.ids) if header.num_samples else None
+        if drafts is not None or header.num_samples != header.num_rows:
+            # Where every row samples once, all of it is written anyway.
+            results.num_sampled[: header.num_rows].zero_()
+            results.row_status[: header.num_rows].zero_()
         written = Results(0)
-        sampled = verified = drafts = None
+        sampled = verified = None
         if header.num_samples:
-            drafts = _drafts(arena, header, step.ids)
             sampled, places = self._sample(hidden, arena, header, drafts, masks)
             if drafts is None:
                 written |= _write(sampled, results, places)
@@ -174,12 +185,20 @@ class Worker:
             written |= self._score_prompt(hidden, arena, header)
         if self._drafting is not None:
             sampling = None if sampled is None else self._sampling(step, sampled, verified, drafts)
-            self._draft(self._drafting, step, sampling)
+            seen = Seen.of(step.ids, step.context, hidden, taps)
+            self._draft(self._drafting, seen, sampling, arena, header)
         arena.download(written)
         # Last, so that a step that raised can be computed again.
         if sampled is not None:
             self._sampler.remember(sampled, verified)
         self._submitted.append(step.index)
+        if self._graphs is not None:
+            self._graphs.after_step()
+
+    @torch.inference_mode()
+    def idle(self) -> bool:
+        """Captures one more graph; whether there is more to do. To be called while no step waits."""
+        return self._graphs is not None and self._graphs.capture_next()
 
     def collect(self, index: int) -> None:
         """Waits for the oldest submitted step, which is in arena ``index``; its results are then complete."""
@@ -192,7 +211,12 @@ class Worker:
 
     def control(self, name: str, argument_json: str) -> str:
         """Answers a command outside the steps, JSON in and out; ``ValueError`` if it does not exist."""
-        commands = {"memory": self._memory, "drafter": self._drafter}
+        commands = {
+            "memory": self._memory,
+            "graphs": self._graph_state,
+            "counters": self._counters,
+            "drafter": self._drafter,
+        }
         if name not in commands:
             raise ValueError(f"the worker has no command {name!r}; it has {', '.join(commands)}")
         return json.dumps(commands[name](json.loads(argument_json or "null")))
@@ -201,6 +225,7 @@ class Worker:
         """Frees the arenas; the pointers that ``bind`` returned are void from here on."""
         self._submitted.clear()
         self._waiting = None
+        self._runner, self._graphs, self._buffers = self._model, None, None
         self._arenas.clear()
 
     def _sample(
@@ -267,10 +292,12 @@ class Worker:
             out.row_status.scatter_reduce_(0, out.prompt_rows[part].long(), failed, "amax")
         return Results.PROMPT_LOGPROBS
 
-    def _draft(self, drafting: Drafting, step: _Step, sampling: Sampling | None) -> None:
+    @staticmethod
+    def _draft(
+        drafting: Drafting, seen: Seen, sampling: Sampling | None, arena: Arena, header: Header
+    ) -> None:
         """Lets the drafter see the step, and writes what it proposes for the rows that sampled."""
-        header, out = step.header, self._arenas[step.index].device
-        proposed = drafting.advance(step.ids, step.context, step.hidden, step.taps, sampling, header.propose)
+        out, proposed = arena.device, drafting.advance(seen, sampling, header.propose)
         rows = out.num_proposed[: header.num_rows]
         rows.fill_(DRAFTER_FAILED if drafting.failed else 0)
         if proposed is None or sampling is None:
@@ -314,6 +341,19 @@ class Worker:
         """Why the drafter is out of service, if it is."""
         return {"failed": None if self._drafting is None else self._drafting.failed}
 
+    def _graph_state(self, _: object) -> dict[str, Any] | None:
+        """Which graphs there are; ``None`` where steps are launched."""
+        return None if self._graphs is None else self._graphs.state()
+
+    def _counters(self, _: object) -> dict[str, Any]:
+        """Since the start: steps by graph and, by shape, without; kernels compiled when all were warm."""
+        graphs = self._graphs
+        return {
+            "graph_steps": 0 if graphs is None else graphs.graph_steps,
+            "eager_steps": {} if graphs is None else dict(graphs.eager_steps),
+            "late_compiles": dict(self._late_compiles),
+        }
+
     def _memory(self, _: object) -> dict[str, int]:
         """Bytes that this process takes at most so far, and that torch holds on a GPU."""
         on_gpu = self._device.type == "cuda"
@@ -356,15 +396,14 @@ def _write_verified(sampled: Sampled, verified: Verified, out: Sections, drafts:
 def _write(sampled: Sampled, out: Sections, places: torch.Tensor | None) -> Results:
     """Writes what was sampled for the rows ``places`` of the step, or for all of them in order."""
     count = len(sampled.tokens)
-    tokens = sampled.tokens.int()
-    num_sampled = sampled.finite.int()
-    status = 1 - num_sampled
     if places is None:
-        out.sampled[:count, 0] = tokens
-        out.num_sampled[:count] = num_sampled
-        out.row_status[:count] = status
+        out.sampled[:count, 0] = sampled.tokens
+        out.num_sampled[:count] = sampled.finite
+        torch.logical_not(sampled.finite, out=out.row_status[:count])
     else:
-        out.sampled[:, 0].index_copy_(0, places, tokens)
+        num_sampled = sampled.finite.int()
+        status = 1 - num_sampled
+        out.sampled[:, 0].index_copy_(0, places, sampled.tokens.int())
         out.num_sampled.index_copy_(0, places, num_sampled)
         out.row_status.index_copy_(0, places, status)
     if sampled.logprobs is None or sampled.scored is None:

@@ -9,7 +9,7 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::time::Duration;
 
 use frizzen_core::{Clock, Error, FinishReason, OutputDelta, Result};
@@ -29,8 +29,8 @@ use crate::worker::{Worker, WorkerError, WorkerInfo};
 /// How the loop runs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EngineOptions {
-    /// Plan the next step while this one runs.
-    pub overlap: bool,
+    /// Plan the next step while this one runs; `None` does so where the worker's device computes on its own.
+    pub overlap: Option<bool>,
     /// Share the blocks of equal prefixes.
     pub prefix_caching: bool,
     /// Admission and preemption order.
@@ -46,7 +46,7 @@ pub struct EngineOptions {
 impl Default for EngineOptions {
     fn default() -> Self {
         Self {
-            overlap: false,
+            overlap: None,
             prefix_caching: true,
             policy: Policy::Fcfs,
             long_prefill_threshold: 0,
@@ -87,6 +87,7 @@ pub struct Engine<W> {
     commands: Receiver<Command>,
     metrics: EngineMetrics,
     options: EngineOptions,
+    overlap: bool,
     seed: u64,
     /// Plans of submitted steps, oldest first.
     flight: VecDeque<StepPlan>,
@@ -142,6 +143,11 @@ impl WorkerInfo {
         )
     }
 
+    /// Whether the caller's thread is free while a step is computed.
+    pub fn computes_on_its_own(&self) -> bool {
+        self.device.starts_with("cuda")
+    }
+
     /// Refuses a shape in which a single request could not finish.
     pub fn validate(&self) -> std::result::Result<(), String> {
         let needed = self.max_model_len.div_ceil(self.block_size.max(1));
@@ -176,6 +182,7 @@ impl<W: Worker> Engine<W> {
             error
         })?;
         let scheduler = Scheduler::new(scheduler_config(&info, &options));
+        let overlap = options.overlap.unwrap_or_else(|| info.computes_on_its_own());
         let rows = info.max_num_seqs as usize;
         let lookahead = info.drafter.as_ref().map_or(0, |drafter| drafter.lookahead);
         // The seat is fresh, so nobody has set the info before.
@@ -188,6 +195,7 @@ impl<W: Worker> Engine<W> {
             commands: seat.commands,
             metrics,
             options,
+            overlap,
             seed: options.seed.unwrap_or_else(random),
             flight: VecDeque::with_capacity(2),
             spare: vec![StepPlan::default(), StepPlan::default()],
@@ -256,11 +264,26 @@ impl<W: Worker> Engine<W> {
                 return Ok(());
             }
             if self.step()? == Turn::Idle {
-                match self.commands.recv() {
-                    Ok(command) => self.obey(command),
+                match self.next_command()? {
+                    Some(command) => self.obey(command),
                     // Every handle is gone, so nobody can ask for anything.
-                    Err(_) => return Ok(()),
+                    None => return Ok(()),
                 }
+            }
+        }
+    }
+
+    /// Waits for a command; the worker works ahead meanwhile, as long as it has something to do.
+    fn next_command(&mut self) -> Result<Option<Command>> {
+        loop {
+            match self.commands.try_recv() {
+                Ok(command) => return Ok(Some(command)),
+                Err(TryRecvError::Disconnected) => return Ok(None),
+                Err(TryRecvError::Empty) => {}
+            }
+            let more = self.worker.idle().map_err(|error| Error::Engine { message: error.to_string() })?;
+            if !more {
+                return Ok(self.commands.recv().ok());
             }
         }
     }
@@ -333,7 +356,7 @@ impl<W: Worker> Engine<W> {
                 return Err(WorkerError::Fatal { message, detail: String::new() });
             }
         }
-        let depth = usize::from(planned && self.options.overlap);
+        let depth = usize::from(planned && self.overlap);
         while self.flight.len() > depth {
             self.collect_oldest()?;
         }
