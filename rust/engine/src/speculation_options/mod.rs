@@ -5,6 +5,7 @@ mod vllm;
 #[cfg(test)]
 mod tests;
 
+use std::path::PathBuf;
 use std::str::FromStr;
 
 use frizzen_core::Speculation;
@@ -13,6 +14,8 @@ use frizzen_sched::speculation::{DrafterConfig, ModelDrafter, SpeculationConfig}
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+
+use crate::cost_cache;
 
 /// Most drafts per row where nobody asks for more.
 const USUAL_DRAFTS: u32 = 16;
@@ -39,6 +42,8 @@ pub struct SpeculationOptions {
     pub speculative_config: Option<String>,
     /// Tokens per row and step that verification is forced to give.
     pub spec_synthetic_acceptance: Option<f64>,
+    /// Directory of measured step times, or `off`; nothing is the user's cache.
+    pub speculation_cache: Option<String>,
 }
 
 /// How a model drafts.
@@ -91,6 +96,8 @@ pub struct ResolvedSpeculation {
     pub config: SpeculationConfig,
     /// For the worker.
     pub worker: WorkerSpeculation,
+    /// Where measured step times are kept.
+    pub cache: Option<PathBuf>,
 }
 
 /// What a worker is told: fields of its configuration, of which these replace what the user gave.
@@ -172,7 +179,8 @@ impl SpeculationOptions {
             spec_synthetic_acceptance: self.spec_synthetic_acceptance,
             speculative_config: None,
         };
-        Ok(Some(ResolvedSpeculation { config, worker }))
+        let cache = cost_cache::directory(self.speculation_cache.as_deref());
+        Ok(Some(ResolvedSpeculation { config, worker, cache }))
     }
 
     fn by_flags(&self, name: &str) -> Result<Asked, String> {

@@ -112,7 +112,7 @@ fn models_draft_with_the_weights_and_methods_that_were_given() {
             Some(1),
         ),
     ] {
-        let ResolvedSpeculation { config, worker } = resolve(options).expect("valid").expect("a drafter");
+        let ResolvedSpeculation { config, worker, .. } = resolve(options).expect("valid").expect("a drafter");
         assert_eq!((config.drafter, worker.drafter_model.as_deref()), (drafter, model));
         assert_eq!(worker.num_speculative_tokens, length);
         let is_random = worker.draft_sample_method == DraftSampling::Probabilistic;
