@@ -15,6 +15,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::compatibility::{self, Feature};
 use crate::cost_cache;
 
 /// Most drafts per row where nobody asks for more.
@@ -129,6 +130,8 @@ struct Asked {
     length: Option<u32>,
     draft_sampling: DraftSampling,
     rejection_sampling: RejectionSampling,
+    /// Devices that the drafter is spread over.
+    ranks: u64,
 }
 
 impl SpeculationOptions {
@@ -197,6 +200,7 @@ impl SpeculationOptions {
             length,
             draft_sampling: self.draft_sample_method,
             rejection_sampling: self.rejection_sample_method,
+            ranks: 1,
         })
     }
 
@@ -229,23 +233,17 @@ impl SpeculationOptions {
 }
 
 impl Asked {
-    /// Refuses what the drafter has no use for, and what it cannot do without.
+    /// Refuses what does not go with the drafter.
     fn checked(self) -> Result<Self, String> {
-        let name = name_of(&self.drafter);
-        match (&self.drafter, &self.model) {
-            (DrafterConfig::Worker(ModelDrafter::DraftModel | ModelDrafter::Eagle3), None) => {
-                Err(format!("drafter {name} needs a model: drafter {name}=PATH"))
-            }
-            (DrafterConfig::Ngram(_) | DrafterConfig::Suffix(_), Some(model)) => {
-                Err(format!("drafter {name} has no model, got {model:?}"))
-            }
-            (DrafterConfig::Ngram(_) | DrafterConfig::Suffix(_), None)
-                if self.draft_sampling == DraftSampling::Probabilistic =>
-            {
-                Err(format!("draft_sample_method probabilistic needs a model; drafter {name} takes greedy"))
-            }
-            _ => Ok(self),
-        }
+        let weights = if self.model.is_some() { Feature::WeightsGiven } else { Feature::WeightsNotGiven };
+        let is_random = self.draft_sampling == DraftSampling::Probabilistic;
+        let asked = [
+            Some(weights),
+            is_random.then_some(Feature::ProbabilisticDrafts),
+            (self.ranks > 1).then_some(Feature::ParallelDrafter),
+        ];
+        compatibility::require(name_of(&self.drafter), asked.into_iter().flatten())?;
+        Ok(self)
     }
 }
 
