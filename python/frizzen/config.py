@@ -81,6 +81,9 @@ class EngineConfig:
     """The same in vLLM's JSON, in place of ``drafter`` and a number."""
     spec_synthetic_acceptance: float | None = None
     """Force this many tokens per row and step, for studies of speed; the text means nothing."""
+    speculation_cache: str | None = None
+    """Directory in which measured step times are kept for the next start, or ``off``; ``None`` is the user's
+    cache."""
     max_drafts: int = 0
     """Most drafts of a row in a step; the engine derives it from the fields above. A worker with a drafter of
     its own may report another number, if ``num_speculative_tokens`` says nothing."""
@@ -108,7 +111,7 @@ class EngineConfig:
 
     def _check_speculation(self) -> None:
         _check_choice("drafter", self.drafter, DRAFTERS)
-        for name in ("drafter_model", "speculative_config"):
+        for name in ("drafter_model", "speculative_config", "speculation_cache"):
             _check_text(name, getattr(self, name), optional=True)
         if self.num_speculative_tokens is not None:
             _check_integer("num_speculative_tokens", self.num_speculative_tokens, 1)

@@ -154,6 +154,26 @@ def test_drawn_drafts_leave_the_distribution_of_the_text_as_it_is(
     assert_chi_squared(texts, means)
 
 
+@pytest.mark.parametrize(
+    "options", [{"drafter": "suffix"}, {"drafter": "draft_model"}], ids=lambda o: o["drafter"]
+)
+def test_block_verification_of_certain_drafts_leaves_the_distribution_as_it_is(
+    pairs: Pairs, options: dict[str, Any]
+) -> None:
+    path, model = pairs("itself")
+    count = 2500
+    options = model if options["drafter"] == "draft_model" else options
+    how = {"rejection_sample_method": "block", "num_speculative_tokens": 3, "speculation": 2}
+    with LLM(path, **SMALL, **options, **how) as llm:
+        outputs = llm.generate(
+            [PROMPTS[0]] * count, [SamplingParams(**SAMPLED, seed=seed) for seed in range(count)]
+        )
+    texts = Counter(tuple(output.outputs[0].token_ids) for output in outputs)
+    means = {text: count * chance for text, chance in joint(path, PROMPTS[0]).items()}
+    assert set(texts) <= set(means)
+    assert_chi_squared(texts, means)
+
+
 def test_a_drafter_that_raises_is_put_out_of_service_and_serving_goes_on(
     pairs: Pairs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,5 +216,5 @@ def test_a_block_drafter_knows_its_length_and_refuses_more(pairs: Pairs) -> None
             llm.generate([PROMPTS[0]], SamplingParams(speculation={"max_tokens": 7}))
     assert output.speculation is not None
     assert max(map(int, output.speculation["lengths"])) == 6
-    with pytest.raises(ConfigError, match="probabilistic needs a model"):
+    with pytest.raises(ConfigError, match="it has no distribution to draw from"):
         LLM(path, **SMALL, drafter="ngram", draft_sample_method="probabilistic")

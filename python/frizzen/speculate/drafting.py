@@ -71,6 +71,15 @@ class Drafting:
         hidden, *taps = computed.chunk(1 + len(self._drafter.taps), dim=1)
         return hidden.contiguous(), tuple(taps)
 
+    def admit(self, rows: Tensor) -> None:
+        """Tells that persistent ``rows`` ``[N]`` int64 begin anew.
+
+        A request that comes back to another row may bring drafts, and these must not meet the distributions
+        of the row's last owner. Entries in the KV cache need no such care: they go with the blocks.
+        """
+        if self._kept is not None:
+            self._kept.forget(rows)
+
     def judge(self, rows: DraftRows, row_index: Tensor) -> Judge | None:
         """Judges the step's drafts by how they were drawn; None where drafts are certain."""
         return None if self._kept is None else self._kept.judge(rows, row_index)

@@ -27,6 +27,7 @@ from frizzen.models.base import CausalLM
 from frizzen.parallel.config import ParallelConfig, for_draft
 from frizzen.speculate import dspark, eagle3, mtp
 from frizzen.speculate.checkpoint import IGNORED, flat
+from frizzen.speculate.compatibility import way_out
 from frizzen.speculate.draft_model import DraftModel
 from frizzen.speculate.drafter import Drafter
 from frizzen.speculate.dspark_config import DSparkConfig
@@ -111,6 +112,7 @@ def _draft_model(
         raise UnsupportedModelError(
             f"the draft model {wanted.model} has a vocabulary of {size} tokens, "
             f"the target's is {target.config.vocab_size}: they must be the same"
+            + way_out("draft_model", "draft of another vocabulary")
         )
     count = request.num_drafts or USUAL_DRAFTS["draft_model"]
     return DraftModel(load_model(wanted, plan), count), count
@@ -182,7 +184,9 @@ DRAFTERS: dict[str, Callable[[DraftRequest, CausalLM, PlanBuilder, ParallelConfi
 
 def _named(request: DraftRequest) -> str:
     if request.model is None:
-        raise LoadError(f"drafter {request.name} needs a model of its own: {request.name}=PATH")
+        raise LoadError(
+            f"drafter {request.name} needs a model of its own{way_out(request.name, 'weights not given')}"
+        )
     return request.model
 
 

@@ -23,6 +23,7 @@ from frizzen.loading.checkpoint import Parameter
 from frizzen.models import dense
 from frizzen.models.base import CausalLM, Family
 from frizzen.models.config import DecoderConfig
+from frizzen.speculate.compatibility import way_out
 from frizzen.step import StepContext
 
 __all__ = ["MtpHead", "build", "extended", "ignored", "parameters"]
@@ -92,6 +93,7 @@ def extended(config: DecoderConfig) -> DecoderConfig:
     if config.extra_layers < 1:
         raise UnsupportedModelError(
             f"drafter mtp needs num_nextn_predict_layers of at least 1, {config.architecture} has 0"
+            + way_out("mtp", "target without prediction layers")
         )
     moe = config.moe
     return replace(

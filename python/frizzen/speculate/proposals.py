@@ -17,13 +17,19 @@ from frizzen.speculate.rejection import Judge, one_hot
 from frizzen.speculate.verify import DraftRows
 from frizzen.worker.filtering import draw
 
-__all__ = ["Chooser", "Kept", "greedy"]
+__all__ = ["Chooser", "Kept", "certain", "greedy"]
 
 
 def greedy(logits: Tensor, place: int, ids: Tensor | None = None) -> Tensor:
     """The likeliest token of each row; the lowest id of the drafter's among equals."""
     tokens = logits.argmax(-1)
     return tokens if ids is None else ids[tokens]
+
+
+def certain(rows: DraftRows, vocab_size: int, method: str) -> Judge:
+    """Judges drafts that were not drawn, by another rule than comparing them with the target's samples."""
+    drafts = rows.drafts[rows.owners, rows.offsets]
+    return Judge(rows, one_hot(drafts, vocab_size), method)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +47,10 @@ class Kept:
         """Room for ``count`` drafts of each of ``rows`` rows."""
         tokens = torch.full((rows, count), -1, dtype=torch.int64, device=device)
         return cls(tokens, torch.zeros(rows, count, vocab_size, device=device), method)
+
+    def forget(self, rows: Tensor) -> None:
+        """Drops what is kept for persistent ``rows`` ``[N]`` int64: they are another request's now."""
+        self.tokens.index_fill_(0, rows, -1)
 
     def judge(self, rows: DraftRows, row_index: Tensor) -> Judge:
         """For the drafts of a step; ``row_index`` ``[S]`` int64 are its positions' persistent rows.

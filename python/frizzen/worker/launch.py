@@ -100,6 +100,8 @@ def build(config_json: str) -> Worker:
     }
     if drafting is not None:
         info["drafter"] = drafting.info(loaded.max_drafts)
+    if (moe := model.config.moe) is not None:
+        info["experts"] = {"num": moe.num_experts, "per_token": moe.top_k, "layers": len(moe.layers)}
     return Worker(
         drafters.stepping(model, loaded.drafter),
         info,
@@ -108,6 +110,7 @@ def build(config_json: str) -> Worker:
         _graphs(loaded),
         late_compiles,
         drafting,
+        config.rejection_sample_method,
     )
 
 

@@ -13,6 +13,8 @@ import torch
 
 from frizzen.speculate.drafter import Seen
 from frizzen.speculate.drafting import Drafting, Sampling
+from frizzen.speculate.proposals import certain
+from frizzen.speculate.rejection import Judge
 from frizzen.speculate.verify import DraftRows, Verified, forced, verify
 from frizzen.step import StepContext
 from frizzen.worker.arena import (
@@ -23,12 +25,12 @@ from frizzen.worker.arena import (
     Header,
     Results,
     RowStatus,
-    Sections,
 )
 from frizzen.worker.graphs import GraphRunner, Runner, StepBuffers
 from frizzen.worker.inputs import step_inputs
 from frizzen.worker.logprobs import score
 from frizzen.worker.masks import TokenMasks
+from frizzen.worker.results import write, write_proposed, write_verified
 from frizzen.worker.rows import PersistentBatch
 from frizzen.worker.sampler import Positions, Sampled, Sampler
 
@@ -75,6 +77,7 @@ class Worker:
         graphs: Makes the runner of the model's forward pass as graphs; without it every step is launched.
         late_compiles: Kernels that were compiled although everything was warm, counted by whoever sees it.
         drafting: The drafter that proposes after every step, if there is one.
+        rejection: How drafts that are certain are accepted; drawn ones bring it along.
     """
 
     def __init__(
@@ -86,6 +89,7 @@ class Worker:
         graphs: Callable[[StepBuffers], GraphRunner] | None = None,
         late_compiles: Counter[str] | None = None,
         drafting: Drafting | None = None,
+        rejection: str = "standard",
     ) -> None:
         self.info = info
         self._model = model
@@ -106,6 +110,7 @@ class Worker:
         self._sampler = Sampler(self._batch, device)
         self._acceptance = acceptance
         self._drafting = drafting
+        self._rejection = rejection
         self._arenas: list[Arena] = []
         self._submitted: deque[int] = deque()
         self._waiting: _Step | None = None
@@ -140,6 +145,8 @@ class Worker:
         header = arena.header()
         arena.upload(admissions=header.num_admits > 0)
         self._batch.update(arena, header)
+        if self._drafting is not None and header.num_admits:
+            self._drafting.admit(arena.device.admit_rows[: header.num_admits].long())
         ids, step = step_inputs(arena, header, self._batch, self._block_size, self._buffers)
         computed = _Step(index, header, ids, self._runner.forward(ids, step), step)
         if header.num_masks:
@@ -177,10 +184,10 @@ class Worker:
         if header.num_samples:
             sampled, places = self._sample(hidden, arena, header, drafts, masks)
             if drafts is None:
-                written |= _write(sampled, results, places)
+                written |= write(sampled, results, places)
             else:
                 verified = self._verify(sampled, arena, drafts)
-                written |= _write_verified(sampled, verified, results, drafts)
+                written |= write_verified(sampled, verified, results, drafts)
         if header.num_prompt:
             written |= self._score_prompt(hidden, arena, header)
         if self._drafting is not None:
@@ -257,8 +264,7 @@ class Worker:
         preceding = judge = None
         if drafts is not None:
             preceding = drafts.preceding()
-            if self._drafting is not None:
-                judge = self._drafting.judge(drafts, row_index)
+            judge = self._judge(drafts, row_index)
         sampled = self._sampler.sample(
             self._model.logits(hidden),
             Positions(rows, row_index, lengths, plan.uniforms[:count], preceding),
@@ -266,6 +272,13 @@ class Worker:
             judge,
         )
         return sampled, places
+
+    def _judge(self, drafts: DraftRows, row_index: torch.Tensor) -> Judge | None:
+        """Who judges drafts of random rows; ``None`` compares them with the samples, which keeps the text."""
+        judge = None if self._drafting is None else self._drafting.judge(drafts, row_index)
+        if judge is None and self._rejection == "block":
+            judge = certain(drafts, self.info["vocab_size"], self._rejection)
+        return judge
 
     def _verify(self, sampled: Sampled, arena: Arena, drafts: DraftRows) -> Verified:
         """Which of the sampled tokens count."""
@@ -297,21 +310,11 @@ class Worker:
         drafting: Drafting, seen: Seen, sampling: Sampling | None, arena: Arena, header: Header
     ) -> None:
         """Lets the drafter see the step, and writes what it proposes for the rows that sampled."""
-        out, proposed = arena.device, drafting.advance(seen, sampling, header.propose)
-        rows = out.num_proposed[: header.num_rows]
+        proposed = drafting.advance(seen, sampling, header.propose)
+        rows = arena.device.num_proposed[: header.num_rows]
         rows.fill_(DRAFTER_FAILED if drafting.failed else 0)
-        if proposed is None or sampling is None:
-            return
-        count = proposed.tokens.shape[1]
-        # A row that failed has no next token to draft after.
-        fine = out.num_sampled.index_select(0, sampling.step_rows) > 0
-        rows.index_copy_(0, sampling.step_rows, fine.int() * count)
-        out.proposed[:, :count].index_copy_(0, sampling.step_rows, proposed.tokens.int())
-        chances = out.proposed_confidence[:, :count]
-        if proposed.confidence is None:
-            chances[: header.num_rows] = torch.nan
-        else:
-            chances.index_copy_(0, sampling.step_rows, proposed.confidence)
+        if proposed is not None and sampling is not None:
+            write_proposed(proposed, sampling.step_rows, arena.device)
 
     def _sampling(
         self, step: _Step, sampled: Sampled, verified: Verified | None, drafts: DraftRows | None
@@ -371,48 +374,3 @@ def _drafts(arena: Arena, header: Header, ids: torch.Tensor) -> DraftRows | None
     rows = list(dict.fromkeys(arena.host.sample_rows[: header.num_samples].tolist()))
     places = arena.device.sample_tokens[: header.num_samples]
     return DraftRows.of(rows, [counts[row] for row in rows], places, ids)
-
-
-def _write_verified(sampled: Sampled, verified: Verified, out: Sections, drafts: DraftRows) -> Results:
-    """Writes what counts for each row of ``drafts``."""
-    width, rows = verified.tokens.shape[1], drafts.step_rows
-    out.sampled[:, :width].index_copy_(0, rows, verified.tokens.int())
-    out.num_sampled.index_copy_(0, rows, verified.num_sampled.int())
-    out.row_status.index_copy_(0, rows, (verified.num_sampled == 0).int())
-    if sampled.logprobs is None or sampled.scored is None:
-        return Results(0)
-    logprobs = sampled.logprobs
-    # Flat over rows and their places; what does not count is written and never read.
-    places = rows[drafts.owners] * out.sampled.shape[1] + drafts.offsets
-    places = places[sampled.scored]
-    alternatives = logprobs.top.shape[1]
-    out.logprobs.view(-1).index_copy_(0, places, logprobs.chosen)
-    out.ranks.view(-1).index_copy_(0, places, logprobs.ranks)
-    out.top_tokens.flatten(0, 1)[:, :alternatives].index_copy_(0, places, logprobs.top_tokens)
-    out.top_logprobs.flatten(0, 1)[:, :alternatives].index_copy_(0, places, logprobs.top)
-    return Results.LOGPROBS
-
-
-def _write(sampled: Sampled, out: Sections, places: torch.Tensor | None) -> Results:
-    """Writes what was sampled for the rows ``places`` of the step, or for all of them in order."""
-    count = len(sampled.tokens)
-    if places is None:
-        out.sampled[:count, 0] = sampled.tokens
-        out.num_sampled[:count] = sampled.finite
-        torch.logical_not(sampled.finite, out=out.row_status[:count])
-    else:
-        num_sampled = sampled.finite.int()
-        status = 1 - num_sampled
-        out.sampled[:, 0].index_copy_(0, places, sampled.tokens.int())
-        out.num_sampled.index_copy_(0, places, num_sampled)
-        out.row_status.index_copy_(0, places, status)
-    if sampled.logprobs is None or sampled.scored is None:
-        return Results(0)
-    scored = sampled.scored if places is None else places[sampled.scored]
-    logprobs = sampled.logprobs
-    alternatives = logprobs.top.shape[1]
-    out.logprobs[:, 0].index_copy_(0, scored, logprobs.chosen)
-    out.ranks[:, 0].index_copy_(0, scored, logprobs.ranks)
-    out.top_tokens[:, 0, :alternatives].index_copy_(0, scored, logprobs.top_tokens)
-    out.top_logprobs[:, 0, :alternatives].index_copy_(0, scored, logprobs.top)
-    return Results.LOGPROBS

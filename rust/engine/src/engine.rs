@@ -7,24 +7,29 @@
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::time::Duration;
 
-use frizzen_core::{Clock, Error, FinishReason, OutputDelta, Result};
-use frizzen_metrics::{CacheConfig, EngineMetrics, FinishedRequest};
+use frizzen_core::{Clock, Error, FinishReason, Result};
+use frizzen_metrics::{CacheConfig, EngineMetrics};
 use frizzen_sched::draw::sibling_seed;
 use frizzen_sched::speculation::SpeculationConfig;
 use frizzen_sched::{
-    AdmissionLimits, Finish, Policy, RowEvent, Scheduler, SchedulerConfig, SchedulerCounters, StepOutput,
-    StepPlan,
+    Finish, Policy, RowEvent, Scheduler, SchedulerConfig, SchedulerCounters, StepOutput, StepPlan,
 };
 
+use crate::cost_cache::CostCache;
 use crate::handle::{Command, EngineHandle, Health, Shared};
 use crate::mailbox::Mailbox;
+use crate::publish::{count_finish, extend, observe};
 use crate::speculation::Speculating;
 use crate::worker::{Worker, WorkerError, WorkerInfo};
+
+/// New measurements of step times that are worth a write while nothing runs.
+const NEWS: u64 = 256;
 
 /// How the loop runs.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -131,40 +136,6 @@ fn scheduler_config(info: &WorkerInfo, options: &EngineOptions) -> SchedulerConf
     }
 }
 
-impl WorkerInfo {
-    /// What the admissions of one step may carry.
-    pub const fn admission_limits(&self) -> AdmissionLimits {
-        AdmissionLimits::for_engine(
-            self.max_num_seqs,
-            self.max_num_batched_tokens,
-            self.max_model_len,
-            self.block_size,
-            self.vocab_size,
-        )
-    }
-
-    /// Whether the caller's thread is free while a step is computed.
-    pub fn computes_on_its_own(&self) -> bool {
-        self.device.starts_with("cuda")
-    }
-
-    /// Refuses a shape in which a single request could not finish.
-    pub fn validate(&self) -> std::result::Result<(), String> {
-        let needed = self.max_model_len.div_ceil(self.block_size.max(1));
-        let usable = self.num_blocks.saturating_sub(1);
-        if self.max_num_seqs == 0 || self.max_num_batched_tokens == 0 || self.block_size == 0 {
-            return Err("max_num_seqs, max_num_batched_tokens and block_size must be at least 1".to_owned());
-        }
-        if needed > usable {
-            let (len, fits) = (self.max_model_len, usable * self.block_size);
-            return Err(format!(
-                "max_model_len {len} needs {needed} KV blocks and there are {usable}: {fits} tokens fit"
-            ));
-        }
-        Ok(())
-    }
-}
-
 impl<W: Worker> Engine<W> {
     /// Seats a worker: from now on the handle takes requests.
     ///
@@ -210,6 +181,19 @@ impl<W: Worker> Engine<W> {
         })
     }
 
+    /// Keeps measured step times in this directory for the next start, and takes over those of the last one.
+    pub fn remember_costs(&mut self, directory: &Path) {
+        if let Some(speculating) = &mut self.speculating {
+            speculating.remember(CostCache::new(directory, self.worker.info()));
+        }
+    }
+
+    fn keep_costs(&mut self) {
+        if let Some(speculating) = &mut self.speculating {
+            speculating.save(1);
+        }
+    }
+
     /// The shape of the KV cache, for metrics.
     pub fn cache_config(&self) -> CacheConfig {
         let info = self.worker.info();
@@ -234,6 +218,7 @@ impl<W: Worker> Engine<W> {
     /// Ends the worker of a loop that the caller drove with [`Self::step`]. [`Self::run`] does this itself.
     pub fn shutdown(&mut self) {
         self.shared.finish_all(&FinishReason::Abort);
+        self.keep_costs();
         self.worker.shutdown();
     }
 
@@ -252,6 +237,7 @@ impl<W: Worker> Engine<W> {
             tracing::error!(%error, step = self.scheduler_summary(), "the engine failed");
             self.shared.fail(error.clone());
         }
+        self.keep_costs();
         // A worker that has just failed may fail again here; the first error is what counts.
         let _ = catch_unwind(AssertUnwindSafe(|| self.worker.shutdown()));
         result
@@ -301,6 +287,7 @@ impl<W: Worker> Engine<W> {
             self.last_end = None;
             if let Some(speculating) = &mut self.speculating {
                 speculating.report(&self.shared);
+                speculating.save(NEWS);
             }
             self.report_load();
             return Ok(Turn::Idle);
@@ -503,50 +490,4 @@ impl<W: Worker> Engine<W> {
 fn text_of(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".to_owned())
-}
-
-fn extend(delta: &mut OutputDelta, event: &RowEvent, output: &StepOutput) {
-    delta.tokens.extend_from_slice(&output.tokens[event.tokens.clone()]);
-    if event.wants_logprobs {
-        delta.logprobs.extend(output.logprobs[event.tokens.clone()].iter().map(|at| output.logprobs_of(at)));
-    }
-    let scores = output.prompt_logprobs[event.prompt_scores.clone()].iter();
-    delta.prompt_logprobs.extend(scores.map(|at| output.logprobs_of(at)));
-    delta.prefill = delta.prefill.or(event.first.map(|first| first.prefill));
-    if let Some(finish) = &event.finish {
-        delta.finish = Some(finish.reason.clone());
-        delta.timing = Some(finish.timing);
-    }
-}
-
-/// Counts a row's event; returns its share of the step's tokens: generated ones and computed prompt tokens.
-fn observe(metrics: &EngineMetrics, event: &RowEvent) -> u64 {
-    let generated = event.tokens.len() as u64;
-    metrics.tokens(generated);
-    if let Some(gap) = event.gap {
-        metrics.inter_token(gap.as_secs_f64());
-    }
-    let mut computed = 0;
-    if let Some(first) = event.first {
-        metrics.first_token(first.prefill);
-        metrics.time_to_first_token(first.latency.as_secs_f64());
-        computed = u64::from(first.prefill.computed_tokens);
-    }
-    if let Some(finish) = &event.finish {
-        count_finish(metrics, finish);
-    }
-    generated + computed
-}
-
-fn count_finish(metrics: &EngineMetrics, finish: &Finish) {
-    metrics.finished(
-        &finish.reason,
-        &FinishedRequest {
-            prompt_tokens: finish.prompt_tokens,
-            generation_tokens: finish.generation_tokens,
-            max_tokens: finish.max_tokens,
-            cached_tokens: finish.cached_tokens,
-            timing: finish.timing,
-        },
-    );
 }

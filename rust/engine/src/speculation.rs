@@ -9,6 +9,7 @@ use frizzen_sched::speculation::{
 };
 use frizzen_sched::{RowEvent, Scheduler, StepOutput, StepPlan};
 
+use crate::cost_cache::CostCache;
 use crate::handle::Shared;
 use crate::worker::WorkerInfo;
 
@@ -22,6 +23,9 @@ pub(crate) struct Speculating {
     metrics: SpeculationMetrics,
     counted: SpeculationTotals,
     until_snapshot: u32,
+    cache: Option<CostCache>,
+    /// Measurements that the file of the cache has.
+    saved: u64,
 }
 
 impl Speculating {
@@ -42,10 +46,36 @@ impl Speculating {
                 return Err(format!("the drafter {wanted} was asked for, and the worker carries {carried}"));
             }
         }
-        let speculator = Speculator::new(config, max_drafts)?;
+        let proposed = info.drafter.as_ref().filter(|_| config.is_worker()).map(|drafter| drafter.max_drafts);
+        let max_drafts = max_drafts.min(proposed.unwrap_or(max_drafts));
+        let speculator = Speculator::new(config, max_drafts, info.experts)?;
         let counted = speculator.totals().clone();
         shared.set_speculation(speculator.status());
-        Ok(Self { speculator, metrics: metrics.speculation(max_drafts), counted, until_snapshot: 0 })
+        Ok(Self {
+            speculator,
+            metrics: metrics.speculation(max_drafts),
+            counted,
+            until_snapshot: 0,
+            cache: None,
+            saved: 0,
+        })
+    }
+
+    /// Takes over the times of earlier runs, and keeps those of this one.
+    pub fn remember(&mut self, cache: CostCache) {
+        if let Some(costs) = cache.load() {
+            self.speculator.restore(&costs);
+        }
+        self.cache = Some(cache);
+    }
+
+    /// Keeps what is known about times, if at least `news` measurements are new.
+    pub fn save(&mut self, news: u64) {
+        let measured = self.speculator.num_measured();
+        if let Some(cache) = self.cache.as_ref().filter(|_| measured - self.saved >= news) {
+            cache.save(self.speculator.costs());
+            self.saved = measured;
+        }
     }
 
     pub fn follow(&mut self, plan: &StepPlan) {

@@ -1,7 +1,8 @@
 //! The seam between the loop and whatever computes: a torch worker, a mock, later a remote rank.
 
 use frizzen_core::TokenId;
-use frizzen_sched::{StepOutput, StepPlan};
+pub use frizzen_sched::speculation::Experts;
+use frizzen_sched::{AdmissionLimits, StepOutput, StepPlan};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -44,6 +45,40 @@ pub struct WorkerInfo {
     pub plan: serde_json::Value,
 }
 
+impl WorkerInfo {
+    /// What the admissions of one step may carry.
+    pub const fn admission_limits(&self) -> AdmissionLimits {
+        AdmissionLimits::for_engine(
+            self.max_num_seqs,
+            self.max_num_batched_tokens,
+            self.max_model_len,
+            self.block_size,
+            self.vocab_size,
+        )
+    }
+
+    /// Whether the caller's thread is free while a step is computed.
+    pub fn computes_on_its_own(&self) -> bool {
+        self.device.starts_with("cuda")
+    }
+
+    /// Refuses a shape in which a single request could not finish.
+    pub fn validate(&self) -> std::result::Result<(), String> {
+        let needed = self.max_model_len.div_ceil(self.block_size.max(1));
+        let usable = self.num_blocks.saturating_sub(1);
+        if self.max_num_seqs == 0 || self.max_num_batched_tokens == 0 || self.block_size == 0 {
+            return Err("max_num_seqs, max_num_batched_tokens and block_size must be at least 1".to_owned());
+        }
+        if needed > usable {
+            let (len, fits) = (self.max_model_len, usable * self.block_size);
+            return Err(format!(
+                "max_model_len {len} needs {needed} KV blocks and there are {usable}: {fits} tokens fit"
+            ));
+        }
+        Ok(())
+    }
+}
+
 /// A drafter inside a worker: it proposes after sampling, in the same step (see [`crate::arena`]).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkerDrafter {
@@ -63,17 +98,6 @@ pub struct WorkerDrafter {
     /// what followed it there may differ.
     #[serde(default)]
     pub kv_sees_next_token: bool,
-}
-
-/// The routed experts of a model.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Experts {
-    /// Experts of a layer.
-    pub num: u32,
-    /// How many of them a token goes through.
-    pub per_token: u32,
-    /// Layers that have them.
-    pub layers: u32,
 }
 
 /// A worker's failure. Never carries a foreign exception object: the text is made where it was raised.

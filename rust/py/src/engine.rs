@@ -167,11 +167,14 @@ impl PyEngine {
             overlap: settings.overlap,
             prefix_caching: settings.enable_prefix_caching,
             seed: settings.seed,
-            speculation: speculation.map(|resolved| resolved.config),
+            speculation: speculation.as_ref().map(|resolved| resolved.config),
             ..EngineOptions::default()
         };
-        let engine =
+        let mut engine =
             Engine::new(seat, worker, options, metrics.engine(0)).map_err(|error| to_py(py, &error))?;
+        if let Some(directory) = speculation.and_then(|resolved| resolved.cache) {
+            engine.remember_costs(&directory);
+        }
         Ok(Self { engine: Some(engine), handle, tokenizer, template, grammars: OnceLock::new() })
     }
 

@@ -129,6 +129,9 @@ fn run_engine(
         let options = config.engine_options(speculation.as_ref());
         detached(py, || {
             let mut engine = Engine::new(seat, worker, options, state.engine_metrics.clone())?;
+            if let Some(directory) = speculation.and_then(|resolved| resolved.cache) {
+                engine.remember_costs(&directory);
+            }
             state.metrics.cache_config(0, &engine.cache_config());
             announce(state, address);
             engine.run()

@@ -163,8 +163,9 @@ impl SchedulingArgs {
 #[command(next_help_heading = "Speculation")]
 pub struct SpeculationArgs {
     /// Who proposes tokens ahead: ngram (what followed the same tokens in this text), suffix (also in recent outputs), or a
-    /// model: draft_model, mtp, eagle3 or dspark, with the path of its weights if the model's checkpoint has none
-    #[arg(long, value_name = "NAME[=PATH]")]
+    /// model (another model, multi-token prediction, EAGLE-3, or `DSpark`), with the path of its weights if the model's own
+    /// checkpoint has none
+    #[arg(long, value_name = "ngram|suffix|draft_model|mtp|eagle3|dspark[=PATH]")]
     pub drafter: Option<String>,
     /// Most drafts per request and step; what the drafter was made for, if it is not given
     #[arg(long, value_name = "K")]
@@ -184,6 +185,9 @@ pub struct SpeculationArgs {
     /// Force this many tokens per request and step, for studies of speed; the text means nothing
     #[arg(long, value_name = "TOKENS", value_parser = parse_acceptance)]
     pub spec_synthetic_acceptance: Option<f64>,
+    /// Directory in which measured step times are kept for the next start, or off; the user's cache if it is not given
+    #[arg(long, value_name = "PATH|off")]
+    pub speculation_cache: Option<String>,
 }
 
 impl SpeculationArgs {
@@ -201,6 +205,7 @@ impl SpeculationArgs {
             speculation: self.speculation.clone().map(Into::into),
             speculative_config: self.speculative_config.clone(),
             spec_synthetic_acceptance: self.spec_synthetic_acceptance,
+            speculation_cache: self.speculation_cache.clone(),
         };
         options.resolve()
     }

@@ -5,6 +5,7 @@ mod vllm;
 #[cfg(test)]
 mod tests;
 
+use std::path::PathBuf;
 use std::str::FromStr;
 
 use frizzen_core::Speculation;
@@ -13,6 +14,9 @@ use frizzen_sched::speculation::{DrafterConfig, ModelDrafter, SpeculationConfig}
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+
+use crate::compatibility::{self, Feature};
+use crate::cost_cache;
 
 /// Most drafts per row where nobody asks for more.
 const USUAL_DRAFTS: u32 = 16;
@@ -39,6 +43,8 @@ pub struct SpeculationOptions {
     pub speculative_config: Option<String>,
     /// Tokens per row and step that verification is forced to give.
     pub spec_synthetic_acceptance: Option<f64>,
+    /// Directory of measured step times, or `off`; nothing is the user's cache.
+    pub speculation_cache: Option<String>,
 }
 
 /// How a model drafts.
@@ -91,6 +97,8 @@ pub struct ResolvedSpeculation {
     pub config: SpeculationConfig,
     /// For the worker.
     pub worker: WorkerSpeculation,
+    /// Where measured step times are kept.
+    pub cache: Option<PathBuf>,
 }
 
 /// What a worker is told: fields of its configuration, of which these replace what the user gave.
@@ -122,6 +130,8 @@ struct Asked {
     length: Option<u32>,
     draft_sampling: DraftSampling,
     rejection_sampling: RejectionSampling,
+    /// Devices that the drafter is spread over.
+    ranks: u64,
 }
 
 impl SpeculationOptions {
@@ -172,7 +182,8 @@ impl SpeculationOptions {
             spec_synthetic_acceptance: self.spec_synthetic_acceptance,
             speculative_config: None,
         };
-        Ok(Some(ResolvedSpeculation { config, worker }))
+        let cache = cost_cache::directory(self.speculation_cache.as_deref());
+        Ok(Some(ResolvedSpeculation { config, worker, cache }))
     }
 
     fn by_flags(&self, name: &str) -> Result<Asked, String> {
@@ -189,6 +200,7 @@ impl SpeculationOptions {
             length,
             draft_sampling: self.draft_sample_method,
             rejection_sampling: self.rejection_sample_method,
+            ranks: 1,
         })
     }
 
@@ -221,23 +233,17 @@ impl SpeculationOptions {
 }
 
 impl Asked {
-    /// Refuses what the drafter has no use for, and what it cannot do without.
+    /// Refuses what does not go with the drafter.
     fn checked(self) -> Result<Self, String> {
-        let name = name_of(&self.drafter);
-        match (&self.drafter, &self.model) {
-            (DrafterConfig::Worker(ModelDrafter::DraftModel | ModelDrafter::Eagle3), None) => {
-                Err(format!("drafter {name} needs a model: drafter {name}=PATH"))
-            }
-            (DrafterConfig::Ngram(_) | DrafterConfig::Suffix(_), Some(model)) => {
-                Err(format!("drafter {name} has no model, got {model:?}"))
-            }
-            (DrafterConfig::Ngram(_) | DrafterConfig::Suffix(_), None)
-                if self.draft_sampling == DraftSampling::Probabilistic =>
-            {
-                Err(format!("draft_sample_method probabilistic needs a model; drafter {name} takes greedy"))
-            }
-            _ => Ok(self),
-        }
+        let weights = if self.model.is_some() { Feature::WeightsGiven } else { Feature::WeightsNotGiven };
+        let is_random = self.draft_sampling == DraftSampling::Probabilistic;
+        let asked = [
+            Some(weights),
+            is_random.then_some(Feature::ProbabilisticDrafts),
+            (self.ranks > 1).then_some(Feature::ParallelDrafter),
+        ];
+        compatibility::require(name_of(&self.drafter), asked.into_iter().flatten())?;
+        Ok(self)
     }
 }
 

@@ -51,13 +51,13 @@ fn what_is_not_supported_or_contradicts_itself_is_refused_by_name_vllm_50708() {
     };
     for (config, part) in [
         (json!({"method": "medusa", "num_speculative_tokens": 3}), "\"medusa\" is not supported"),
-        (json!({"method": "eagle3", "num_speculative_tokens": 3}), "eagle3 needs a model"),
-        (with("model", json!("m")), "ngram has no model, got \"m\""),
-        (with("draft_sample_method", json!("probabilistic")), "drafter ngram takes greedy"),
+        (json!({"method": "eagle3", "num_speculative_tokens": 3}), "eagle3=PATH, or drafter suffix"),
+        (with("model", json!("m")), "drafter ngram with weights given: it has no weights"),
+        (with("draft_sample_method", json!("probabilistic")), "possible is draft_sample_method greedy"),
         (with("rejection_sample_method", json!("typical")), "must be standard or block, got \"typical\""),
         (
             json!({"method": "mtp", "num_speculative_tokens": 3, "draft_tensor_parallel_size": 2}),
-            "must be 1, got 2",
+            "possible is draft_tensor_parallel_size 1",
         ),
         (json!({"model": "m", "num_speculative_tokens": 3}), "method must be given"),
         (json!({"method": "ngram"}), "num_speculative_tokens must be given"),
@@ -67,7 +67,10 @@ fn what_is_not_supported_or_contradicts_itself_is_refused_by_name_vllm_50708() {
         (with("num_speculative_tokens", json!("3")), "got \"3\""),
         (with("num_speculative_tokens", json!(2.5)), "got 2.5"),
         (with("prompt_lookup_max", json!(40)), "max 40"),
-        (with("draft_tensor_parallel_size", json!(2)), "\"draft_tensor_parallel_size\" is not supported"),
+        (
+            with("draft_tensor_parallel_size", json!(2)),
+            "draft_tensor_parallel_size above 1: it computes nothing",
+        ),
         (json!([1]), "invalid type"),
     ] {
         let refusal = vllm(&config).expect_err("refused");
@@ -112,7 +115,7 @@ fn models_draft_with_the_weights_and_methods_that_were_given() {
             Some(1),
         ),
     ] {
-        let ResolvedSpeculation { config, worker } = resolve(options).expect("valid").expect("a drafter");
+        let ResolvedSpeculation { config, worker, .. } = resolve(options).expect("valid").expect("a drafter");
         assert_eq!((config.drafter, worker.drafter_model.as_deref()), (drafter, model));
         assert_eq!(worker.num_speculative_tokens, length);
         let is_random = worker.draft_sample_method == DraftSampling::Probabilistic;

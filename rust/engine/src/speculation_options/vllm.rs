@@ -57,20 +57,16 @@ pub(super) fn read(json: &str) -> Result<Asked, String> {
             }
             config.validate()?;
         }
-        DrafterConfig::Worker(_) => {
-            // The worker has one rank, and so has the drafter.
-            if let Some(size) = integer(&mut fields, "draft_tensor_parallel_size")?.filter(|size| *size != 1)
-            {
-                return Err(format!("draft_tensor_parallel_size must be 1, got {size}"));
-            }
-        }
+        DrafterConfig::Worker(_) => {}
     }
+    let ranks = integer(&mut fields, "draft_tensor_parallel_size")?.unwrap_or(1);
     let asked = Asked {
         drafter,
         model,
         length: Some(length),
         draft_sampling: choice(&mut fields, "draft_sample_method", "greedy or probabilistic")?,
         rejection_sampling: choice(&mut fields, "rejection_sample_method", "standard or block")?,
+        ranks,
     };
     match fields.keys().next() {
         Some(unknown) => Err(format!("{unknown:?} is not supported for {method}")),

@@ -37,6 +37,14 @@ impl Counts {
         self.accepted += f64::from(u8::from(accepted));
     }
 
+    /// Keeps a share of what was seen, so that what comes counts for more.
+    fn fade(&mut self, most: f64) {
+        if self.trials > most {
+            self.accepted *= most / self.trials;
+            self.trials = most;
+        }
+    }
+
     fn rate(self, prior: f64) -> f64 {
         (self.accepted + PRIOR * prior) / (self.trials + PRIOR)
     }
@@ -82,6 +90,15 @@ pub struct Judged<'a> {
 }
 
 impl OwnAcceptance {
+    /// What was seen counts for little from now on.
+    pub fn forget(&mut self) {
+        let before = self.counts.trials;
+        self.counts.fade(PRIOR);
+        if before > 0.0 {
+            self.expected *= self.counts.trials / before;
+        }
+    }
+
     fn add(&mut self, accepted: bool, expected: f64) {
         if self.counts.trials >= OWN_WINDOW {
             self.expected /= 2.0;
@@ -96,6 +113,14 @@ impl OwnAcceptance {
 }
 
 impl Acceptance {
+    /// What was seen counts for little from now on: it is long ago.
+    pub fn forget(&mut self) {
+        for counts in self.kinds.iter_mut().chain(self.places.iter_mut().flatten()) {
+            counts.fade(4.0 * PRIOR);
+        }
+        self.confidence.forget();
+    }
+
     /// The chance of draft `position` (from 0) of such a proposal, given that all drafts before it are right.
     pub fn chance(&self, evidence: Evidence, position: usize) -> f64 {
         let kind = kind(evidence);

@@ -2,7 +2,7 @@
 //!
 //! * [`Speculator`]: follows requests, proposes, labels, keeps each request's account.
 //! * [`guard`]: decides about drafts of requests that leave it to the server, by measured time.
-//! * [`cost`]: the time of a step over rows and drafts, fitted online.
+//! * [`cost`]: the time of a step over rows and drafts, fitted online; [`law`]: what it is made of.
 //! * [`acceptance`]: the chance of each draft, from match lengths and outcomes.
 //! * [`choose`]: the lengths that give the most tokens per second.
 //!
@@ -11,11 +11,17 @@
 pub mod acceptance;
 pub mod choose;
 pub mod cost;
+mod followed;
 pub mod guard;
+pub mod law;
 mod speculator;
+mod status;
 
+pub use cost::Costs;
 pub use guard::{Guard, ModeChange};
-pub use speculator::{SpeculationStatus, SpeculationTotals, Speculator};
+pub use law::Experts;
+pub use speculator::Speculator;
+pub use status::{SpeculationStatus, SpeculationTotals};
 
 use frizzen_core::Speculation;
 
@@ -98,4 +104,15 @@ pub struct SpeculationConfig {
     /// A model draws its drafts at random: whether one that was not verified would have been right cannot be told from the
     /// text.
     pub sampled_drafts: bool,
+}
+
+impl Default for SpeculationConfig {
+    fn default() -> Self {
+        Self {
+            drafter: DrafterConfig::Suffix(SuffixConfig::default()),
+            default: Speculation::Off,
+            fill: false,
+            sampled_drafts: false,
+        }
+    }
 }
