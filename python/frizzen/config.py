@@ -54,8 +54,10 @@ class EngineConfig:
     """Tokens per KV block."""
     enable_prefix_caching: bool = True
     """Reuse the KV blocks of equal prompt prefixes."""
-    overlap: bool = False
-    """Plan the next step while one runs."""
+    overlap: bool | None = None
+    """Plan the next step while one runs; ``None`` is where the device computes on its own (CUDA)."""
+    enforce_eager: bool = False
+    """Launch every kernel of every step, on CUDA too: no graphs, no warm-up of every shape."""
     max_logprobs: int = 20
     """Most alternatives per token that a request may ask for."""
     seed: int = 0
@@ -103,8 +105,8 @@ class EngineConfig:
         _check_integer("seed", self.seed, 0, 2**64 - 1)
         _check_integer("block_size", self.block_size, 1)
         _check_choice("block_size", self.block_size, BLOCK_SIZES)
-        for name in ("enable_prefix_caching", "overlap", "strict"):
-            if not isinstance(getattr(self, name), bool):
+        for name in ("enable_prefix_caching", "overlap", "enforce_eager", "strict"):
+            if not isinstance(getattr(self, name), bool) and (name, getattr(self, name)) != ("overlap", None):
                 raise ConfigError(f"{name} must be true or false, got {getattr(self, name)!r}")
 
     def _check_speculation(self) -> None:

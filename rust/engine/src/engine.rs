@@ -10,7 +10,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::time::Duration;
 
 use frizzen_core::{Clock, Error, FinishReason, Result};
@@ -34,8 +34,8 @@ const NEWS: u64 = 256;
 /// How the loop runs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EngineOptions {
-    /// Plan the next step while this one runs.
-    pub overlap: bool,
+    /// Plan the next step while this one runs; `None` does so where the worker's device computes on its own.
+    pub overlap: Option<bool>,
     /// Share the blocks of equal prefixes.
     pub prefix_caching: bool,
     /// Admission and preemption order.
@@ -51,7 +51,7 @@ pub struct EngineOptions {
 impl Default for EngineOptions {
     fn default() -> Self {
         Self {
-            overlap: false,
+            overlap: None,
             prefix_caching: true,
             policy: Policy::Fcfs,
             long_prefill_threshold: 0,
@@ -92,6 +92,7 @@ pub struct Engine<W> {
     commands: Receiver<Command>,
     metrics: EngineMetrics,
     options: EngineOptions,
+    overlap: bool,
     seed: u64,
     /// Plans of submitted steps, oldest first.
     flight: VecDeque<StepPlan>,
@@ -152,6 +153,7 @@ impl<W: Worker> Engine<W> {
             error
         })?;
         let scheduler = Scheduler::new(scheduler_config(&info, &options));
+        let overlap = options.overlap.unwrap_or_else(|| info.computes_on_its_own());
         let rows = info.max_num_seqs as usize;
         let lookahead = info.drafter.as_ref().map_or(0, |drafter| drafter.lookahead);
         // The seat is fresh, so nobody has set the info before.
@@ -164,6 +166,7 @@ impl<W: Worker> Engine<W> {
             commands: seat.commands,
             metrics,
             options,
+            overlap,
             seed: options.seed.unwrap_or_else(random),
             flight: VecDeque::with_capacity(2),
             spare: vec![StepPlan::default(), StepPlan::default()],
@@ -247,11 +250,26 @@ impl<W: Worker> Engine<W> {
                 return Ok(());
             }
             if self.step()? == Turn::Idle {
-                match self.commands.recv() {
-                    Ok(command) => self.obey(command),
+                match self.next_command()? {
+                    Some(command) => self.obey(command),
                     // Every handle is gone, so nobody can ask for anything.
-                    Err(_) => return Ok(()),
+                    None => return Ok(()),
                 }
+            }
+        }
+    }
+
+    /// Waits for a command; the worker works ahead meanwhile, as long as it has something to do.
+    fn next_command(&mut self) -> Result<Option<Command>> {
+        loop {
+            match self.commands.try_recv() {
+                Ok(command) => return Ok(Some(command)),
+                Err(TryRecvError::Disconnected) => return Ok(None),
+                Err(TryRecvError::Empty) => {}
+            }
+            let more = self.worker.idle().map_err(|error| Error::Engine { message: error.to_string() })?;
+            if !more {
+                return Ok(self.commands.recv().ok());
             }
         }
     }
@@ -325,7 +343,7 @@ impl<W: Worker> Engine<W> {
                 return Err(WorkerError::Fatal { message, detail: String::new() });
             }
         }
-        let depth = usize::from(planned && self.options.overlap);
+        let depth = usize::from(planned && self.overlap);
         while self.flight.len() > depth {
             self.collect_oldest()?;
         }

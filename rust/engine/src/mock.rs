@@ -109,6 +109,7 @@ pub struct MockWorker {
     flight: VecDeque<(StepOutput, Instant, Duration)>,
     virtual_end: Duration,
     step: u64,
+    chores: Option<(u32, Sender<()>)>,
 }
 
 /// A drafter of the mock, of the name that selects it.
@@ -162,6 +163,7 @@ impl MockWorker {
             flight: VecDeque::new(),
             virtual_end: Duration::ZERO,
             step: 0,
+            chores: None,
         }
     }
 
@@ -183,6 +185,13 @@ impl MockWorker {
     #[must_use]
     pub const fn drafting(mut self, drafter: SimDrafter) -> Self {
         self.model.set_drafter(drafter);
+        self
+    }
+
+    /// So many pieces of work for idle times, each of which tells `done`.
+    #[must_use]
+    pub fn with_chores(mut self, count: u32, done: Sender<()>) -> Self {
+        self.chores = Some((count, done));
         self
     }
 
@@ -255,6 +264,13 @@ fn fatal(message: &str) -> WorkerError {
 impl Worker for MockWorker {
     fn info(&self) -> &WorkerInfo {
         &self.info
+    }
+
+    fn idle(&mut self) -> Result<bool, WorkerError> {
+        let Some((left, done)) = self.chores.as_mut().filter(|(left, _)| *left > 0) else { return Ok(false) };
+        *left -= 1;
+        done.send(()).map_err(|_| fatal("nobody waits for the mock's work in idle times"))?;
+        Ok(*left > 0)
     }
 
     fn submit(&mut self, plan: &StepPlan) -> Result<(), WorkerError> {

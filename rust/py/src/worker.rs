@@ -140,6 +140,13 @@ impl Worker for PyWorker {
         Ok(())
     }
 
+    fn idle(&mut self) -> Result<bool, WorkerError> {
+        attached(|py| {
+            let more = self.object.call_method0(py, "idle").and_then(|more| more.extract(py));
+            more.map_err(|error| worker_error(py, &error))
+        })
+    }
+
     fn shutdown(&mut self) {
         attached(|py| {
             if let Err(error) = self.object.call_method0(py, "shutdown") {
