@@ -12,7 +12,7 @@ from frizzen.loading.checkpoint import Parameter, Stored
 
 __all__ = ["DummyCheckpoint"]
 
-PERIOD = 1_048_573
+PERIOD = 4_194_301
 """Numbers that are drawn. A prime: rows of a matrix, whatever their length, begin at different places."""
 
 

@@ -6,7 +6,9 @@ The file stays mapped only while it is read; nothing of it is kept but the weigh
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -54,6 +56,18 @@ class LoadRequest:
     """How the model is spread over devices."""
 
 
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Keeps Python's collector from looking at tens of thousands of parameters again and again."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 @dataclass(frozen=True, slots=True)
 class OpenModel:
     """An open checkpoint and what it holds; whoever opened it closes it."""
@@ -64,6 +78,7 @@ class OpenModel:
 
 
 @torch.inference_mode()
+@_without_collection()
 def load_model(request: LoadRequest, plan: PlanBuilder) -> CausalLM:
     """Builds the model; ``plan`` chooses its kernels and keeps the record.
 

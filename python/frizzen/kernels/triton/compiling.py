@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import sys
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -20,6 +21,10 @@ try:
     from triton.runtime._async_compile import AsyncCompileMode
 except ImportError:  # An older triton, or one that moved it: everything works, on one thread.
     AsyncCompileMode = None
+
+
+SWITCH_INTERVAL = 0.005
+"""Seconds that a busy thread may keep the interpreter while kernels are compiled."""
 
 
 class _Zeros(TorchFunctionMode):
@@ -44,7 +49,7 @@ def compile_only(threads: int) -> Iterator[Callable[[], None]]:
     then are fast.
     """
     met: dict[int, Any] = {}
-    original = JITFunction.run
+    original, interval = JITFunction.run, sys.getswitchinterval()
 
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         kernel = original(self, *args, **(kwargs | {"warmup": True}))
@@ -53,6 +58,8 @@ def compile_only(threads: int) -> Iterator[Callable[[], None]]:
 
     # No launch tells a kernel to compile only: the class has one method that does either.
     setattr(JITFunction, "run", run)  # noqa: B010
+    # Compilers take turns in Python: short turns, which suit a server, cost them as much as the work.
+    sys.setswitchinterval(SWITCH_INTERVAL)
     try:
         if AsyncCompileMode is None:
             with _Zeros():
@@ -61,12 +68,19 @@ def compile_only(threads: int) -> Iterator[Callable[[], None]]:
             with ThreadPoolExecutor(threads) as pool, AsyncCompileMode(pool) as compiling, _Zeros():
                 yield partial(_settle, compiling, set())
     finally:
+        sys.setswitchinterval(interval)
         setattr(JITFunction, "run", original)  # noqa: B010
-    for kernel in met.values():
-        # What was compiled on another thread is the promise of a kernel.
-        done = kernel.result() if hasattr(kernel, "result") else kernel
-        # Reading it loads the binary onto the device, which the first launch would otherwise do.
-        _ = done.run
+    if met:
+        with ThreadPoolExecutor(threads) as pool:
+            deque(pool.map(partial(_load, device=torch.cuda.current_device()), met.values()), 0)
+
+
+def _load(kernel: Any, device: int) -> None:
+    """Does what a first launch does: builds the launcher (in C), takes the binary to the device."""
+    torch.cuda.set_device(device)
+    # What was compiled on another thread is the promise of a kernel.
+    done = kernel.result() if hasattr(kernel, "result") else kernel
+    _ = done.run
 
 
 def _settle(compiling: Any, settled: set[Any]) -> None:
