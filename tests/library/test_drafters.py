@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from frizzen import LLM, ConfigError, RequestError, SamplingParams
+from frizzen import LLM, ConfigError, RequestError, SamplingParams, StructuredOutputsParams
 from frizzen.speculate.draft_model import DraftModel
 from tests.conftest import CheckpointMaker
 from tests.library.test_speculation import SMALL, assert_same, mixed_params
@@ -195,6 +196,42 @@ def test_a_drafter_that_raises_is_put_out_of_service_and_serving_goes_on(
         assert len(calls) == 6
         assert_same(llm.generate(PROMPTS[:4], params), wanted, "afterwards")
         assert len(calls) == 6
+
+
+@pytest.mark.parametrize("name", ["itself", "mtp", "eagle3", "dspark"])
+def test_a_grammar_binds_what_a_drafter_proposes(pairs: Pairs, name: str) -> None:
+    path, options = pairs(name)
+    params = [
+        SamplingParams(
+            temperature=temperature,
+            seed=5,
+            max_tokens=30,
+            structured_outputs=StructuredOutputsParams(regex="(ab|cd){4,20}"),
+        )
+        for temperature in (0.0, 0.9)
+    ]
+    with LLM(path, **SMALL) as llm:
+        wanted = llm.generate(PROMPTS[:2], params)
+    with LLM(path, **SMALL, **options, num_speculative_tokens=4, speculation=4) as llm:
+        assert_same(llm.generate(PROMPTS[:2], params), wanted, name)
+
+
+@pytest.mark.parametrize("name", ["mtp", "eagle3", "dspark"])
+def test_drafters_with_dummy_weights_need_their_configuration_only(
+    pairs: Pairs, tmp_path: Path, name: str
+) -> None:
+    """What speed is studied with: forced acceptance on the shapes of a model that nobody has to download."""
+    path, options = pairs(name)
+    shutil.copytree(path, tmp_path / "target", ignore=shutil.ignore_patterns("*.safetensors"))
+    if model := options.get("drafter_model"):
+        shutil.copytree(model, tmp_path / "draft", ignore=shutil.ignore_patterns("*.safetensors"))
+        options = {**options, "drafter_model": str(tmp_path / "draft")}
+    wish = SamplingParams(temperature=0, max_tokens=21, ignore_eos=True, speculation={"max_tokens": 3})
+    dummy = {**SMALL, **options, "load_format": "dummy", "spec_synthetic_acceptance": 2.0}
+    with LLM(str(tmp_path / "target"), **dummy, num_speculative_tokens=3) as llm:
+        (output,) = llm.generate([PROMPTS[0]], wish)
+    assert output.speculation is not None
+    assert output.speculation["accepted"] == 10
 
 
 def test_forced_acceptance_takes_drafts_of_a_model_too(pairs: Pairs) -> None:

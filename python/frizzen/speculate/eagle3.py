@@ -8,7 +8,7 @@ know fewer tokens than the target.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -169,7 +169,7 @@ def build(config: Eagle3Config, target: CausalLM, context: BuildContext) -> Eagl
         rotary=Rotary(decoder.rope, context.device),
         combine=context.linear("combine", "fc", bias=False),
         state_norm=at_layer.norm("state_norm", "state_norm", decoder.rms_eps),
-        attention=Attention(at_layer, replace(decoder, tied=False), 0, Sight(first=1)),
+        attention=Attention(at_layer, decoder, 0, Sight(first=1)),
         mlp=Mlp(at_layer, NormPlace("mlp_norm", decoder.rms_eps), bias=decoder.mlp_bias),
         last_norm=context.norm("final_norm", "norm", decoder.rms_eps),
         norm_before_residual=config.norm_before_residual,

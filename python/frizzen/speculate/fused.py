@@ -79,7 +79,6 @@ class FusedDrafter:
         self.reach = max_drafts
         self._head = head
         self._carry: _Carry | None = None
-        self._block_size = 1
 
     def bytes_per_token(self) -> int:
         """The layer's cache, and the state of each block's newest token."""
