@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from frizzen.kernels.draft_ops import ATTENTION_DRAFT
 from frizzen.kernels.facts import Facts
 from frizzen.kernels.moe_ops import MOE_EXPERTS, MOE_ROUTE
 from frizzen.kernels.moe_reference import Routing
@@ -87,6 +88,7 @@ CANDIDATES = (
     _candidate(NORM_RMS.name, "norm", "RmsNorm"),
     _candidate(ROPE.name, "rope", "Rope", _requires_token_layout),
     _candidate(ATTENTION_PAGED.name, "paged_attention", "PagedAttention"),
+    _candidate(ATTENTION_DRAFT.name, "paged_attention", "PagedAttention"),
     _candidate(MOE_ROUTE.name, "route", "Router", _requires_power_of_two_groups),
     _candidate(MOE_EXPERTS.name, "moe", "MoeExperts", _requires_aligned_rows),
 )
