@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import torch
 
 from frizzen.config import EngineConfig
 from frizzen.errors import ConfigError
-from frizzen.kernels.facts import detect_machine
+from frizzen.kernels.facts import Machine, detect_machine
 from frizzen.kernels.plan import Plan, PlanBuilder, default_registry
-from frizzen.loading.load import LoadRequest, load_model
+from frizzen.kernels.self_test import SelfTest
+from frizzen.kernels.stand_ins import KernelFaultError, Watch
+from frizzen.loading.load import LoadRequest, load_model, return_free_memory
 from frizzen.models.base import CausalLM
 from frizzen.progress import phase
 from frizzen.step import StepContext
-from frizzen.worker.machine import available_cpus, available_memory
+from frizzen.worker.ledger import LEAST_MEASURED, Budget, Ledger
+from frizzen.worker.machine import available_cpus
+from frizzen.worker.meter import Meter, budget_of
+from frizzen.worker.preview import Preview, memory_json, preview
 from frizzen.worker.sizes import Sizes, default_kv_memory, resolve_sizes
 from frizzen.worker.worker import Worker
 
-__all__ = ["Loaded", "build", "load"]
+__all__ = ["Loaded", "build", "load", "preview_described", "preview_here"]
+
+T = TypeVar("T")
 
 SWITCH_INTERVAL = 1e-4
 """Seconds after which a busy Python thread yields; at Python's default of 5 ms it would delay whole steps."""
@@ -34,29 +42,92 @@ class Loaded:
     model: CausalLM
     sizes: Sizes
     plan: Plan
+    ledger: Ledger
+    watch: Watch
 
     def plan_json(self) -> dict[str, Any]:
-        """The plan with the memory it needs, in bytes."""
-        return self.plan.to_json() | {
-            "memory": {"kv_cache": self.sizes.kv_bytes, "kv_per_token": self.model.kv_bytes_per_token()}
-        }
+        """The plan with the memory it needs, in bytes, and what of it was measured."""
+        return self.plan.to_json() | {"memory": memory_json(self.ledger, self.model.kv_bytes_per_token())}
+
+    def with_cache(self) -> Loaded:
+        """The same once the KV cache is allocated."""
+        ledger = self.ledger.measured(kv_cache=self.watch.cache_bytes())
+        return replace(self, ledger=ledger)
 
 
-def build(config_json: str) -> Worker:
+def build(config_json: str, *, show: bool = True) -> Worker:
     """Builds the worker for an ``EngineConfig`` in JSON, on the thread that will call it.
 
+    With ``show``, the plan and the memory ledger go to standard error.
+
     Raises:
-        ConfigError: a value is wrong, or does not fit the model or the memory.
+        ConfigError: a value is wrong, or does not fit the model.
+        DoesNotFitError: the model needs more memory than there is; nothing was loaded.
         LoadError: the model cannot be loaded.
         PlanError: no kernel serves a layer, or ``strict`` forbids to start without a better one.
     """
     sys.setswitchinterval(SWITCH_INTERVAL)
-    loaded = load(EngineConfig.from_json(config_json))
+    config = EngineConfig.from_json(config_json)
+
+    def start(builder: PlanBuilder) -> Worker:
+        return _worker(_load(config, builder, show), show)
+
+    return _without_faulty_kernels(_builder(config), start)
+
+
+def load(config: EngineConfig) -> Loaded:
+    """Loads the model and decides everything that depends on it; shows the plan on standard error."""
+    return _without_faulty_kernels(_builder(config), lambda builder: _load(config, builder, show=True))
+
+
+def preview_here(config: EngineConfig) -> dict[str, Any]:
+    """The plan of a start on this machine, as JSON, from headers alone; raises as ``build`` does."""
+    builder = _builder(config)
+    device = torch.device(_choose_device(config))
+    return _strictly(config, preview(config, builder, lambda: budget_of(device)))
+
+
+def preview_described(config: EngineConfig, capability: str, memory: int) -> dict[str, Any]:
+    """The plan of a start on a GPU that is not here, with ``memory`` bytes.
+
+    Its torch is taken to bring triton, as every build for CUDA does. What only a run can tell of a kernel is
+    taken for granted.
+    """
+    packages = {"triton": "with torch", **dict(detect_machine("cpu").packages)}
+    machine = Machine("cuda", frozenset({capability}), 1, tuple(packages.items()))
+    builder = PlanBuilder(default_registry(), machine, described=True)
+    return _strictly(config, preview(config, builder, lambda: Budget(memory, memory)))
+
+
+def _strictly(config: EngineConfig, found: Preview) -> dict[str, Any]:
+    if config.strict:
+        found.plan.strict()
+    return found.to_json()
+
+
+def _without_faulty_kernels(builder: PlanBuilder, start: Callable[[PlanBuilder], T]) -> T:
+    """Starts, and starts again without a kernel that raised while it prepared a layer.
+
+    From the beginning, since a kernel may have changed what it was given. Ends, because each time there is a
+    candidate less.
+    """
+    while True:
+        try:
+            return start(builder)
+        except KernelFaultError as fault:
+            sys.stderr.write(f"{fault}; the model is loaded again without it\n")
+            builder.quarantine(fault.place, fault.reason)
+
+
+def _worker(loaded: Loaded, show: bool) -> Worker:
     config, model, sizes = loaded.config, loaded.model, loaded.sizes
     with phase(f"allocate {sizes.num_blocks} KV blocks, {sizes.kv_bytes / 2**20:,.0f} MiB"):
         model.allocate_kv(sizes.num_blocks, config.block_size)
+    loaded = loaded.with_cache()
     with phase("warm up"):
         _warm_up(model, config.block_size)
+    if show:
+        sys.stderr.write(loaded.ledger.table() + "\n")
     info = {
         "model": config.served_model_name or config.model,
         "vocab_size": model.config.vocab_size,
@@ -75,24 +146,36 @@ def build(config_json: str) -> Worker:
     return Worker(model, info, model.device, config.spec_synthetic_acceptance)
 
 
-def load(config: EngineConfig) -> Loaded:
-    """Loads the model and decides everything that depends on it; shows the plan on standard error."""
+def _builder(config: EngineConfig) -> PlanBuilder:
     device, threads = _choose_device(config), _set_threads(config)
-    builder = PlanBuilder(default_registry(), detect_machine(device))
+    check = SelfTest() if config.self_test else None
+    builder = PlanBuilder(default_registry(), detect_machine(device), check)
     builder.decide(
         "threads", str(threads), "num_threads" if config.num_threads else "the CPUs of this process"
     )
+    return builder
+
+
+def _load(config: EngineConfig, builder: PlanBuilder, show: bool) -> Loaded:
+    device = torch.device(_choose_device(config))
+    ledger = preview(config, builder, lambda: budget_of(device)).ledger
+    watch = Watch()
+    builder = builder.again(watch)
+    # What the tests of kernels left on the heap would count against the weights.
+    return_free_memory()
+    meter = Meter(device)
     with phase(f"load {config.model}") as progress:
         request = LoadRequest(
             model=config.model,
             load_format=config.load_format,
             dtype=config.dtype,
-            device=device,
+            device=str(device),
             block_size=config.block_size,
             seed=config.seed,
             progress=progress,
         )
         model = load_model(request, builder)
+    taken = meter.taken()
     sizes = resolve_sizes(
         config,
         device_type=model.device.type,
@@ -101,11 +184,17 @@ def load(config: EngineConfig) -> Loaded:
         memory=_kv_memory(model.device),
     )
     builder.decide("max_model_len", str(sizes.max_model_len), sizes.limited_by)
+    if isinstance(builder.check, SelfTest):
+        builder.decide("self_test", "done", builder.check.summary())
     plan = builder.plan()
-    sys.stderr.write(plan.table() + "\n")
+    if show:
+        sys.stderr.write(plan.table() + "\n")
     if config.strict:
         plan.strict()
-    return Loaded(config, model, sizes, plan)
+    ledger = ledger.predicting(kv_cache=sizes.kv_bytes)
+    if ledger.weights >= LEAST_MEASURED or device.type != "cpu":
+        ledger = ledger.measured(weights=taken)
+    return Loaded(config, model, sizes, plan, ledger, watch)
 
 
 def _choose_device(config: EngineConfig) -> str:
@@ -123,9 +212,8 @@ def _set_threads(config: EngineConfig) -> int:
 
 
 def _kv_memory(device: torch.device) -> int:
-    if device.type == "cpu":
-        return default_kv_memory(device.type, available_memory(), 0)
-    return default_kv_memory(device.type, *torch.cuda.mem_get_info(device))
+    budget = budget_of(device)
+    return default_kv_memory(device.type, budget.free, budget.total)
 
 
 @torch.inference_mode()
