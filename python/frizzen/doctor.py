@@ -74,13 +74,11 @@ def _text(found: Sequence[Finding]) -> str:
 
 
 def _package() -> list[Finding]:
-    from frizzen import __version__
-
     if util.find_spec("frizzen._core") is None:
         missing = "the extension frizzen._core is not built: neither serving nor LLM works"
         return [Finding("problem", "frizzen", missing, "make build, or pip install frizzen")]
     python = ".".join(str(part) for part in sys.version_info[:3])
-    return [Finding("ok", "frizzen", f"{__version__} on Python {python}")]
+    return [Finding("ok", "frizzen", f"{version_of('frizzen') or 'a source tree'} on Python {python}")]
 
 
 def _torch() -> list[Finding]:

@@ -11,12 +11,16 @@ import torch
 from frizzen.config import EngineConfig
 from frizzen.errors import PlanError
 from frizzen.kernels import plan as kernel_plan
+from frizzen.kernels.facts import Facts, detect_machine
 from frizzen.kernels.ops import LINEAR, NORM_RMS
-from frizzen.kernels.plan import Candidate, Registry
+from frizzen.kernels.plan import Candidate, Place, Registry
+from frizzen.kernels.stand_ins import KernelFaultError, Watch
 from frizzen.worker import launch
 from frizzen.worker.worker import Worker
 from tests.conftest import CheckpointMaker
 from tests.worker.driver import Driver, Request
+
+PLACE = Place(NORM_RMS.name, Facts.of(detect_machine("cpu"), torch.float32, {"size": 4}), "faulty")
 
 
 class Faulty:
@@ -137,3 +141,19 @@ def test_a_model_whose_every_kernel_fails_is_refused_with_the_reasons(
     config = EngineConfig(model=str(tiny_checkpoint("llama")), dtype="float32", device="cpu")
     with pytest.raises(PlanError, match=r"nothing serves linear .*faulty: RuntimeError: an illegal"):
         launch.build(config.to_json())
+
+
+def test_a_watched_kernel_is_still_of_its_class_and_has_its_attributes() -> None:
+    watched = Watch()(PLACE, FAULTS["raises"][0])
+    assert isinstance(watched, Faulty)
+    assert not hasattr(watched, "prepare_normed")
+
+
+def test_every_way_to_prepare_a_kernel_is_watched() -> None:
+    class Folding(Faulty):
+        def prepare_normed(self, *_: Any) -> None:
+            raise ValueError("no such shape")
+
+    watched = Watch()(PLACE, Folding(fail))
+    with pytest.raises(KernelFaultError, match=r"norm\.rms: faulty failed: ValueError: no such shape"):
+        watched.prepare_normed(1, 2)

@@ -7,7 +7,7 @@ and never touches them: that is how a model's plan and memory are known before a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -62,7 +62,7 @@ class KernelFaultError(Exception):
 class Watched:
     """A kernel whose ``prepare`` raises :class:`KernelFaultError`, and whose caches are counted.
 
-    Everything else is the kernel's own.
+    Everything else is the kernel's own, its class included: a layer that asks for a kind of kernel finds it.
     """
 
     def __init__(self, place: Place, kernel: Any) -> None:
@@ -71,25 +71,18 @@ class Watched:
         self.cache_bytes = 0
         """Of the caches that it allocated."""
 
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return type(self.__kernel)
+
     def __getattr__(self, name: str) -> Any:
         value = getattr(self.__kernel, name)
+        if name.startswith("prepare"):
+            value = self.__watched(value)
         # A method stays the same, so that a step finds it without coming here.
         if callable(value):
             self.__dict__[name] = value
         return value
-
-    def prepare(self, *constants: Any) -> Any:
-        """The kernel's own, or the failure with its name.
-
-        Too little memory is nobody's fault: that error is passed on.
-        """
-        try:
-            return self.__kernel.prepare(*constants)
-        except (torch.OutOfMemoryError, MemoryError):
-            raise
-        # Whatever an outside package raises means the same: this kernel does not serve this layer.
-        except Exception as error:
-            raise KernelFaultError(self.__place, Reason.of("prepare_failed", error)) from error
 
     def allocate(self, num_blocks: int, device: torch.device) -> Any:
         """The kernel's own."""
@@ -97,19 +90,37 @@ class Watched:
         self.cache_bytes += _storage_bytes(cache)
         return cache
 
+    def __watched(self, prepare: Callable[..., Any]) -> Callable[..., Any]:
+        def watched(*constants: Any) -> Any:
+            try:
+                return prepare(*constants)
+            # Too little memory is nobody's fault.
+            except (torch.OutOfMemoryError, MemoryError):
+                raise
+            # Whatever an outside package raises means the same: this kernel does not serve this layer.
+            except Exception as error:
+                raise KernelFaultError(self.__place, Reason.of("prepare_failed", error)) from error
+
+        return watched
+
 
 class Rehearsed:
-    """A kernel that is asked for its layout and sizes only."""
+    """A kernel that is asked for its layout, its sizes and its class only."""
 
     def __init__(self, kernel: Any) -> None:
         self.__kernel = kernel
         self.extra_bytes = 0
         """What the kernel will keep besides the constants that it was given."""
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__kernel, name)
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return type(self.__kernel)
 
-    def prepare(self, *constants: Any) -> Any:
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self.__kernel, name)
+        return self.__prepared if name.startswith("prepare") else value
+
+    def __prepared(self, *constants: Any) -> _Anything:
         """Counts; returns something that stands for whatever a kernel would return."""
         extra = getattr(self.__kernel, "extra_bytes", None)
         if extra is not None:

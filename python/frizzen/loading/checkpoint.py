@@ -132,7 +132,7 @@ class Weights:
         parts = [self._parameters[name] for name in names]
         rows = [part.shape[0] for part in parts]
         out = torch.empty((sum(rows), *parts[0].shape[1:]), dtype=dtype or self._dtype, device=self._device)
-        self._count(names[0], out)
+        self._account(names[0], out)
         if out.is_meta:
             return out
         for part, place in zip(parts, torch.split(out, rows), strict=True):
@@ -142,7 +142,7 @@ class Weights:
                 self._progress(self._done, self._total)
         return out
 
-    def _count(self, name: str, tensor: Tensor) -> None:
+    def _account(self, name: str, tensor: Tensor) -> None:
         owner = re.sub(r"^layers\.\d+\.", "", name).split(".")[0]
         owner = "norms" if owner.endswith("norm") else owner.removesuffix("_gate")
         size = tensor.numel() * tensor.element_size()

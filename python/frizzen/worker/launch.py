@@ -15,14 +15,14 @@ from frizzen.kernels.facts import Machine, detect_machine
 from frizzen.kernels.plan import Plan, PlanBuilder, default_registry
 from frizzen.kernels.self_test import SelfTest
 from frizzen.kernels.stand_ins import KernelFaultError, Watch
-from frizzen.loading.load import LoadRequest, load_model, return_free_memory
+from frizzen.loading.load import load_model, return_free_memory
 from frizzen.models.base import CausalLM
 from frizzen.progress import phase
 from frizzen.step import StepContext
 from frizzen.worker.ledger import LEAST_MEASURED, Budget, Ledger
 from frizzen.worker.machine import available_cpus
 from frizzen.worker.meter import Meter, budget_of
-from frizzen.worker.preview import Preview, memory_json, preview
+from frizzen.worker.preview import Preview, load_request, memory_json, preview
 from frizzen.worker.sizes import Sizes, default_kv_memory, resolve_sizes
 from frizzen.worker.worker import Worker
 
@@ -165,16 +165,7 @@ def _load(config: EngineConfig, builder: PlanBuilder, show: bool) -> Loaded:
     return_free_memory()
     meter = Meter(device)
     with phase(f"load {config.model}") as progress:
-        request = LoadRequest(
-            model=config.model,
-            load_format=config.load_format,
-            dtype=config.dtype,
-            device=str(device),
-            block_size=config.block_size,
-            seed=config.seed,
-            progress=progress,
-        )
-        model = load_model(request, builder)
+        model = load_model(load_request(config, str(device), progress), builder)
     taken = meter.taken()
     sizes = resolve_sizes(
         config,

@@ -13,12 +13,13 @@ from frizzen.config import EngineConfig
 from frizzen.errors import ConfigError, DoesNotFitError, FrizzenError
 from frizzen.kernels.plan import Plan, PlanBuilder
 from frizzen.kernels.stand_ins import Rehearsal
+from frizzen.loading.checkpoint import Progress
 from frizzen.loading.load import LoadRequest, Rehearsed, rehearse_model
 from frizzen.sizes_text import show_bytes
 from frizzen.worker.ledger import Budget, Ledger
 from frizzen.worker.sizes import Sizes, default_kv_memory, reserve, resolve_sizes
 
-__all__ = ["Preview", "preview"]
+__all__ = ["Preview", "load_request", "memory_json", "preview"]
 
 LESS_THAN = {"float32": "bfloat16", "auto": "bfloat16"}
 """A dtype of fewer bytes, by the one that was asked for."""
@@ -63,21 +64,26 @@ def preview(config: EngineConfig, builder: PlanBuilder, budget: Callable[[], Bud
     """
     rehearsal = Rehearsal()
     rehearsed_builder = builder.again(rehearsal)
-    request = LoadRequest(
-        model=config.model,
-        load_format=config.load_format,
-        dtype=config.dtype,
-        device=builder.machine.device,
-        block_size=config.block_size,
-        seed=config.seed,
-    )
-    model = rehearse_model(request, rehearsed_builder)
+    model = rehearse_model(load_request(config, builder.machine.device), rehearsed_builder)
     if extra := rehearsal.extra_bytes():
         model = replace(model, weights={**model.weights, "copies": extra})
     memory = budget()
     sizes, ledger = _fit(config, builder, model, memory)
     rehearsed_builder.decide("max_model_len", str(sizes.max_model_len), sizes.limited_by)
     return Preview(config, model, sizes, rehearsed_builder.plan(), ledger)
+
+
+def load_request(config: EngineConfig, device: str, progress: Progress | None = None) -> LoadRequest:
+    """What the loader is asked for, by a start and by its preview alike."""
+    return LoadRequest(
+        model=config.model,
+        load_format=config.load_format,
+        dtype=config.dtype,
+        device=device,
+        block_size=config.block_size,
+        seed=config.seed,
+        progress=progress,
+    )
 
 
 def _fit(

@@ -161,7 +161,7 @@ class Worker:
 
     def control(self, name: str, argument_json: str) -> str:
         """Answers a command outside the steps, JSON in and out; ``ValueError`` if it does not exist."""
-        commands = {"memory": self._memory}
+        commands = {"memory": self._memory, "experts": self._experts}
         if name not in commands:
             raise ValueError(f"the worker has no command {name!r}; it has {', '.join(commands)}")
         return json.dumps(commands[name](json.loads(argument_json or "null")))
@@ -230,6 +230,11 @@ class Worker:
             failed = torch.where(scores.finite, RowStatus.OK, RowStatus.NOT_FINITE).int()
             out.row_status.scatter_reduce_(0, out.prompt_rows[part].long(), failed, "amax")
         return Results.PROMPT_LOGPROBS
+
+    def _experts(self, _: object) -> dict[str, Any] | None:
+        """Tokens by layer and expert since the start; None without experts. Waits for submitted steps."""
+        load = getattr(self._model, "expert_load", None)
+        return None if load is None else {"layers": list(load.layers), "tokens": load.read().tolist()}
 
     def _memory(self, _: object) -> dict[str, int]:
         """Bytes that this process takes at most so far, and that torch holds on a GPU."""

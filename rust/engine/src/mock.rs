@@ -94,6 +94,7 @@ pub struct MockWorker {
     flight: VecDeque<(StepOutput, Instant, Duration)>,
     virtual_end: Duration,
     step: u64,
+    answers: Vec<(String, String)>,
 }
 
 /// A small model's shape, to be adjusted with struct update syntax.
@@ -130,6 +131,7 @@ impl MockWorker {
             flight: VecDeque::new(),
             virtual_end: Duration::ZERO,
             step: 0,
+            answers: Vec::new(),
         }
     }
 
@@ -165,6 +167,13 @@ impl MockWorker {
     #[must_use]
     pub fn failing(mut self, fault: Fault) -> Self {
         self.faults.push(fault);
+        self
+    }
+
+    /// What it answers to a question.
+    #[must_use]
+    pub fn answering(mut self, name: &str, json: &str) -> Self {
+        self.answers.push((name.to_owned(), json.to_owned()));
         self
     }
 
@@ -258,5 +267,10 @@ impl Worker for MockWorker {
         }
         *output = result;
         Ok(())
+    }
+
+    fn control(&mut self, name: &str, _argument: &str) -> Result<String, String> {
+        let answer = self.answers.iter().find(|(known, _)| known == name).map(|(_, json)| json.clone());
+        answer.ok_or_else(|| format!("the mock has no answer to {name:?}"))
     }
 }

@@ -126,6 +126,13 @@ impl Worker for PyWorker {
         Arena::new(&self.layout, self.arenas[arena].bytes())?.decode(plan, self.info.vocab_size, output)
     }
 
+    fn control(&mut self, name: &str, argument: &str) -> Result<String, String> {
+        attached(|py| {
+            let answer = self.object.call_method1(py, "control", (name, argument));
+            answer.and_then(|answer| answer.extract(py)).map_err(|error| error.to_string())
+        })
+    }
+
     fn shutdown(&mut self) {
         attached(|py| {
             if let Err(error) = self.object.call_method0(py, "shutdown") {
