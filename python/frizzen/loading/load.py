@@ -25,6 +25,7 @@ from frizzen.loading.safetensors import SafetensorsCheckpoint
 from frizzen.models.base import CausalLM, Family
 from frizzen.models.config import DecoderConfig
 from frizzen.models.families import family_of_gguf, family_of_hf
+from frizzen.parallel.streams import Streams
 
 __all__ = ["LoadRequest", "Rehearsed", "load_model", "rehearse_model", "return_free_memory"]
 
@@ -113,7 +114,8 @@ def _build(request: LoadRequest, plan: PlanBuilder, device: torch.device) -> tup
             ignored=_ignored(source),
             progress=request.progress,
         )
-        context = BuildContext(weights, plan, dtype, device, request.block_size)
+        streams = Streams(device)
+        context = BuildContext(weights, plan, dtype, device, request.block_size, streams=streams)
         return source.family.build(source.config, context), weights
     finally:
         source.checkpoint.close()
