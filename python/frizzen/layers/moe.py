@@ -21,8 +21,8 @@ from frizzen.parallel.streams import SHARED_EXPERTS
 __all__ = ["Dispatched", "Exchange", "ExpertLoad", "LocalExchange", "MoeLayer", "SharedExperts"]
 
 FEW_TOKENS = 1024
-"""Up to so many tokens the shared experts run beside the routed ones. That saves 3 to 13 % of a layer's time in
-a graph on an H200 (``benches/results/gpu/shared_experts.json``); more tokens were not measured.
+"""Up to so many tokens the shared experts run beside the routed ones. That saves 3 to 13 % of a layer's time
+in a graph on an H200 (``benches/results/gpu/shared_experts.json``); more tokens were not measured.
 """
 
 

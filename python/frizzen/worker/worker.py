@@ -237,11 +237,13 @@ class Worker:
         return None if load is None else {"layers": list(load.layers), "tokens": load.read().tolist()}
 
     def _memory(self, _: object) -> dict[str, int]:
-        """Bytes that this process takes at most so far, and that torch holds on a GPU."""
+        """Bytes that this process takes at most so far; what torch holds on a GPU now, at most, and in reserve."""
         on_gpu = self._device.type == "cuda"
         return {
             "peak_resident": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             "device_allocated": torch.cuda.memory_allocated(self._device) if on_gpu else 0,
+            "device_peak": torch.cuda.max_memory_allocated(self._device) if on_gpu else 0,
+            "device_reserved": torch.cuda.memory_reserved(self._device) if on_gpu else 0,
         }
 
 
