@@ -237,7 +237,7 @@ class Worker:
         return None if load is None else {"layers": list(load.layers), "tokens": load.read().tolist()}
 
     def _memory(self, _: object) -> dict[str, int]:
-        """Bytes that this process takes at most so far; what torch holds on a GPU now, at most, and in reserve."""
+        """Bytes: of this process at most so far; of torch on a GPU now, at most, and in reserve."""
         on_gpu = self._device.type == "cuda"
         return {
             "peak_resident": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
