@@ -98,7 +98,4 @@ def _plan(config: EngineConfig, options: argparse.Namespace) -> tuple[dict[str, 
         raise ConfigError("gpu_capability describes a GPU that is not here: give gpu_memory too")
     if options.dry_run:
         return launch.preview_here(config), f"{config.model} on this machine, nothing was loaded"
-    worker = launch.build(config.to_json(), show=False)
-    plan: dict[str, Any] = worker.info["plan"]
-    worker.shutdown()
-    return plan, f"{config.model} on this machine"
+    return launch.plan_of_start(config), f"{config.model} on this machine"

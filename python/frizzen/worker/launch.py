@@ -26,7 +26,7 @@ from frizzen.worker.preview import Preview, load_request, memory_json, preview
 from frizzen.worker.sizes import Sizes, default_kv_memory, resolve_sizes
 from frizzen.worker.worker import Worker
 
-__all__ = ["Loaded", "build", "load", "preview_described", "preview_here"]
+__all__ = ["Loaded", "build", "load", "plan_of_start", "preview_described", "preview_here"]
 
 T = TypeVar("T")
 
@@ -55,10 +55,10 @@ class Loaded:
         return replace(self, ledger=ledger)
 
 
-def build(config_json: str, *, show: bool = True) -> Worker:
+def build(config_json: str) -> Worker:
     """Builds the worker for an ``EngineConfig`` in JSON, on the thread that will call it.
 
-    With ``show``, the plan and the memory ledger go to standard error.
+    The plan and the memory ledger go to standard error.
 
     Raises:
         ConfigError: a value is wrong, or does not fit the model.
@@ -67,17 +67,20 @@ def build(config_json: str, *, show: bool = True) -> Worker:
         PlanError: no kernel serves a layer, or ``strict`` forbids to start without a better one.
     """
     sys.setswitchinterval(SWITCH_INTERVAL)
-    config = EngineConfig.from_json(config_json)
-
-    def start(builder: PlanBuilder) -> Worker:
-        return _worker(_load(config, builder, show), show)
-
-    return _without_faulty_kernels(_builder(config), start)
+    return _start(EngineConfig.from_json(config_json), show=True)
 
 
 def load(config: EngineConfig) -> Loaded:
     """Loads the model and decides everything that depends on it; shows the plan on standard error."""
     return _without_faulty_kernels(_builder(config), lambda builder: _load(config, builder, show=True))
+
+
+def plan_of_start(config: EngineConfig) -> dict[str, Any]:
+    """The plan of a start, as JSON, by starting: with what was measured. Raises as ``build`` does."""
+    worker = _start(config, show=False)
+    plan: dict[str, Any] = worker.info["plan"]
+    worker.shutdown()
+    return plan
 
 
 def preview_here(config: EngineConfig) -> dict[str, Any]:
@@ -103,6 +106,13 @@ def _strictly(config: EngineConfig, found: Preview) -> dict[str, Any]:
     if config.strict:
         found.plan.strict()
     return found.to_json()
+
+
+def _start(config: EngineConfig, *, show: bool) -> Worker:
+    def start(builder: PlanBuilder) -> Worker:
+        return _worker(_load(config, builder, show), show)
+
+    return _without_faulty_kernels(_builder(config), start)
 
 
 def _without_faulty_kernels(builder: PlanBuilder, start: Callable[[PlanBuilder], T]) -> T:
