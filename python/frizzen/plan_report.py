@@ -74,8 +74,8 @@ def _memory(memory: Mapping[str, Any]) -> str:
     for owner in memory["owners"]:
         measured = "-"
         if owner["measured"] is not None:
-            off = owner["measured"] / max(owner["predicted"], 1) - 1
-            measured = f"{show_bytes(owner['measured'])} ({off:+.1%})"
+            off = f"({owner['measured'] / max(owner['predicted'], 1) - 1:+.1%})"
+            measured = f"{show_bytes(owner['measured'])} {'at most' if owner['bound'] else off}"
         about = ABOUT.get(owner["owner"], "")
         rows.append((owner["owner"], show_bytes(owner["predicted"]), measured, about))
         rows += [(f"  {name}", show_bytes(size), "", "") for name, size in owner["parts"].items()]

@@ -108,6 +108,18 @@ def test_predicted_and_measured_agree_within_three_percent(smollm2: Path, self_t
     assert memory["kv_cache"] == pytest.approx(2**28, rel=0.01)
 
 
+@pytest.mark.gpu
+def test_predicted_and_measured_agree_within_three_percent_on_a_gpu(tmp_path: Path) -> None:
+    changes = {"num_hidden_layers": 1, "vocab_size": 4096, "num_experts": 16}
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3_30B_A3B | changes), encoding="utf-8")
+    config = EngineConfig(model=str(tmp_path), load_format="dummy", device="cuda", kv_cache_memory=2**28)
+    memory = launch.build(config.to_json()).info["plan"]["memory"]
+    weights, cache, kept = memory["owners"]
+    for owner in (weights, cache):
+        assert owner["measured"] == pytest.approx(owner["predicted"], rel=0.03), owner["owner"]
+    assert 0 < kept["measured"] < kept["predicted"]
+
+
 def test_weights_that_do_not_fit_are_refused_before_loading_with_a_dtype_that_fits(large: str) -> None:
     with pytest.raises(DoesNotFitError) as refused:
         look(large, 80 * GIB, load_format="dummy")
@@ -172,6 +184,12 @@ def test_the_table_shows_every_owner_and_what_was_measured() -> None:
     assert lines[0] == "memory of cpu: 1.0 GiB were free"
     assert [line.split()[0] for line in lines[1:]] == ["weights", "mlp", "norms", "kv_cache", "together"]
     assert lines[4].endswith("measured 2.2 MiB (+12.5%)")
+
+
+def test_a_reserve_is_a_limit_and_not_a_prediction() -> None:
+    ledger = Ledger.of("cuda", Budget(GIB, GIB), {"mlp": 2**20}, 2**21, 2**26).measured(reserve=2**22)
+    assert ledger["reserve"].deviation is None
+    assert "measured 4.0 MiB of it at most so far" in ledger.table()
 
 
 @pytest.mark.parametrize(

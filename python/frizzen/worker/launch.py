@@ -44,15 +44,18 @@ class Loaded:
     plan: Plan
     ledger: Ledger
     watch: Watch
+    meter: Meter
 
     def plan_json(self) -> dict[str, Any]:
         """The plan with the memory it needs, in bytes, and what of it was measured."""
         return self.plan.to_json() | {"memory": memory_json(self.ledger, self.model.kv_bytes_per_token())}
 
-    def with_cache(self) -> Loaded:
-        """The same once the KV cache is allocated."""
-        ledger = self.ledger.measured(kv_cache=self.watch.cache_bytes())
-        return replace(self, ledger=ledger)
+    def warm(self) -> Loaded:
+        """The same once the KV cache is allocated and everything has run."""
+        taken, cache = self.ledger["weights"].measured, self.watch.cache_bytes()
+        peak = self.meter.peak()
+        besides = None if peak is None or taken is None else max(peak - taken - cache, 0)
+        return replace(self, ledger=self.ledger.measured(kv_cache=cache, reserve=besides))
 
 
 def build(config_json: str) -> Worker:
@@ -133,9 +136,10 @@ def _worker(loaded: Loaded, show: bool) -> Worker:
     config, model, sizes = loaded.config, loaded.model, loaded.sizes
     with phase(f"allocate {sizes.num_blocks} KV blocks, {sizes.kv_bytes / 2**20:,.0f} MiB"):
         model.allocate_kv(sizes.num_blocks, config.block_size)
-    loaded = loaded.with_cache()
+    loaded.meter.start_peak()
     with phase("warm up"):
         _warm_up(model, config.block_size)
+    loaded = loaded.warm()
     if show:
         sys.stderr.write(loaded.ledger.table() + "\n")
     info = {
@@ -195,7 +199,7 @@ def _load(config: EngineConfig, builder: PlanBuilder, show: bool) -> Loaded:
     ledger = ledger.predicting(kv_cache=sizes.kv_bytes)
     if ledger.weights >= LEAST_MEASURED or device.type != "cpu":
         ledger = ledger.measured(weights=taken)
-    return Loaded(config, model, sizes, plan, ledger, watch)
+    return Loaded(config, model, sizes, plan, ledger, watch, meter)
 
 
 def _choose_device(config: EngineConfig) -> str:

@@ -39,11 +39,14 @@ class Owner:
     measured: int | None = None
     parts: tuple[tuple[str, int], ...] = ()
     """Predicted bytes of what it is made of, the largest first."""
+    bound: bool = False
+    """``predicted`` is a limit and not an expectation; ``measured`` is what was needed so far at most."""
 
     @property
     def deviation(self) -> float | None:
-        """Measured over predicted, less 1."""
-        return None if self.measured is None else self.measured / max(self.predicted, 1) - 1
+        """Measured over predicted, less 1; None of a limit."""
+        known = self.measured is not None and not self.bound
+        return (self.measured or 0) / max(self.predicted, 1) - 1 if known else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,7 @@ class Ledger:
         parts = tuple(sorted(weights.items(), key=lambda part: (-part[1], part[0])))
         owners = [Owner("weights", sum(weights.values()), parts=parts), Owner("kv_cache", kv_cache)]
         if reserve:
-            owners.append(Owner("reserve", reserve))
+            owners.append(Owner("reserve", reserve, bound=True))
         return cls(device, budget, tuple(owners))
 
     @property
@@ -107,6 +110,7 @@ class Ledger:
                     "owner": owner.name,
                     "predicted": owner.predicted,
                     "measured": owner.measured,
+                    "bound": owner.bound,
                     "parts": dict(owner.parts),
                 }
                 for owner in self.owners
@@ -118,8 +122,9 @@ class Ledger:
         lines = [f"memory of {self.device}: {show_bytes(self.budget.free)} were free"]
         for owner in self.owners:
             text = f"  {owner.name:<16}{show_bytes(owner.predicted):>11}"
-            if owner.measured is not None and owner.deviation is not None:
-                text += f"  measured {show_bytes(owner.measured)} ({owner.deviation:+.1%})"
+            if owner.measured is not None:
+                share = "of it at most so far" if owner.deviation is None else f"({owner.deviation:+.1%})"
+                text += f"  measured {show_bytes(owner.measured)} {share}"
             lines.append(text)
             lines += [f"    {name:<14}{show_bytes(size):>11}" for name, size in owner.parts]
         return "\n".join([*lines, f"  {'together':<16}{show_bytes(self.total):>11}"])

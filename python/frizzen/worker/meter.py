@@ -31,6 +31,17 @@ class Meter:
         now = self._now()
         return None if now is None or self._before is None else now - self._before
 
+    def start_peak(self) -> None:
+        """From here on :meth:`peak` counts."""
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+
+    def peak(self) -> int | None:
+        """The most that was taken since the meter was made; None on a CPU, which does not say."""
+        if self._device.type != "cuda" or self._before is None:
+            return None
+        return torch.cuda.max_memory_allocated(self._device) - self._before
+
     def _now(self) -> int | None:
         if self._device.type == "cuda":
             return torch.cuda.memory_allocated(self._device)
