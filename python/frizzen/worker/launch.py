@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -130,6 +131,8 @@ def _without_faulty_kernels(builder: PlanBuilder, start: Callable[[PlanBuilder],
         except KernelFaultError as fault:
             sys.stderr.write(f"{fault}; the model is loaded again without it\n")
             builder.quarantine(fault.place, fault.reason)
+        # What was loaded must be gone before it is loaded again.
+        gc.collect()
 
 
 def _worker(loaded: Loaded, show: bool) -> Worker:
@@ -172,8 +175,10 @@ def _builder(config: EngineConfig) -> PlanBuilder:
 
 def _load(config: EngineConfig, builder: PlanBuilder, show: bool) -> Loaded:
     device = torch.device(_choose_device(config))
-    ledger = preview(config, builder, lambda: budget_of(device)).ledger
-    watch = Watch()
+    expected = preview(config, builder, lambda: budget_of(device))
+    if config.strict:
+        expected.plan.strict()
+    ledger, watch = expected.ledger, Watch()
     builder = builder.again(watch)
     # What the tests of kernels left on the heap would count against the weights.
     return_free_memory()
@@ -194,8 +199,6 @@ def _load(config: EngineConfig, builder: PlanBuilder, show: bool) -> Loaded:
     plan = builder.plan()
     if show:
         sys.stderr.write(plan.table() + "\n")
-    if config.strict:
-        plan.strict()
     ledger = ledger.predicting(kv_cache=sizes.kv_bytes)
     if ledger.weights >= LEAST_MEASURED or device.type != "cpu":
         ledger = ledger.measured(weights=taken)
