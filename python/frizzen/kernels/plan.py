@@ -275,6 +275,7 @@ class PlanBuilder:
     """The machine is not this one: a kernel that cannot be built here is taken at its ``requires``' word."""
     _decisions: list[Decision] = field(default_factory=list)
     _choices: list[Choice] = field(default_factory=list)
+    _kernels: dict[int, list[tuple[str, str, int]]] = field(default_factory=dict)
     _resolved: dict[tuple[str, Facts], tuple[Any, Candidate, tuple[Rejection, ...]]] = field(
         default_factory=dict
     )
@@ -282,7 +283,7 @@ class PlanBuilder:
 
     def again(self, wrap: Wrap | None) -> PlanBuilder:
         """A builder for the same model once more: what was resolved stays, what was written down does not."""
-        return replace(self, wrap=wrap, _decisions=list(self._decisions), _choices=[])
+        return replace(self, wrap=wrap, _decisions=list(self._decisions), _choices=[], _kernels={})
 
     def quarantine(self, place: Place, reason: Reason) -> None:
         """Takes a candidate out of service where it failed; what follows resolves without it."""
@@ -309,9 +310,18 @@ class PlanBuilder:
             self._resolved[key] = self._walk(op, facts)
         kernel, winner, rejected = self._resolved[key]
         self._choices.append(Choice(op.name, site, layer, winner.name, winner.rank, rejected))
+        if layer is not None:
+            self._kernels.setdefault(layer, []).append((op.name, site, id(kernel)))
         if self.wrap is not None:
             kernel = self.wrap(Place(op.name, facts, winner.name), kernel)
         return cast("K", kernel)
+
+    def distinct_layers(self, of_each: int) -> tuple[int, ...]:
+        """The first ``of_each`` layers of every kind: those of one kind have the same kernels everywhere."""
+        kinds: dict[frozenset[tuple[str, str, int]], list[int]] = {}
+        for layer, kernels in sorted(self._kernels.items()):
+            kinds.setdefault(frozenset(kernels), []).append(layer)
+        return tuple(sorted(layer for layers in kinds.values() for layer in layers[:of_each]))
 
     def plan(self) -> Plan:
         """What was decided so far."""

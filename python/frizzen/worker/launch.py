@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -19,12 +22,14 @@ from frizzen.kernels.stand_ins import KernelFaultError, Watch
 from frizzen.loading.load import load_model, return_free_memory
 from frizzen.models.base import CausalLM
 from frizzen.progress import phase
-from frizzen.step import StepContext
+from frizzen.worker.graphs import CudaCapture, GraphRunner, StepBuffers
+from frizzen.worker.lattice import Lattice
 from frizzen.worker.ledger import LEAST_MEASURED, Budget, Ledger
 from frizzen.worker.machine import available_cpus
 from frizzen.worker.meter import Meter, budget_of
 from frizzen.worker.preview import Preview, load_request, memory_json, preview
 from frizzen.worker.sizes import Sizes, default_kv_memory, resolve_sizes
+from frizzen.worker.warmup import compile_steps, run_steps
 from frizzen.worker.worker import Worker
 
 __all__ = ["Loaded", "build", "load", "plan_of_start", "preview_described", "preview_here"]
@@ -46,6 +51,10 @@ class Loaded:
     ledger: Ledger
     watch: Watch
     meter: Meter
+    graphs: Lattice | None
+    """Shapes of the CUDA graphs; ``None`` where every step is launched."""
+    distinct_layers: tuple[int, ...]
+    """Two of each kind of layer, if there are two."""
 
     def plan_json(self) -> dict[str, Any]:
         """The plan with the memory it needs, in bytes, and what of it was measured."""
@@ -140,8 +149,7 @@ def _worker(loaded: Loaded, show: bool) -> Worker:
     with phase(f"allocate {sizes.num_blocks} KV blocks, {sizes.kv_bytes / 2**20:,.0f} MiB"):
         model.allocate_kv(sizes.num_blocks, config.block_size)
     loaded.meter.start_peak()
-    with phase("warm up"):
-        _warm_up(model, config.block_size)
+    late_compiles = _warm_up(loaded)
     loaded = loaded.warm()
     if show:
         sys.stderr.write(loaded.ledger.table() + "\n")
@@ -160,7 +168,7 @@ def _worker(loaded: Loaded, show: bool) -> Worker:
         "dtype": str(model.dtype).removeprefix("torch."),
         "plan": loaded.plan_json(),
     }
-    return Worker(model, info, model.device, config.spec_synthetic_acceptance)
+    return Worker(model, info, model.device, config.spec_synthetic_acceptance, _graphs(loaded), late_compiles)
 
 
 def _builder(config: EngineConfig) -> PlanBuilder:
@@ -196,13 +204,65 @@ def _load(config: EngineConfig, builder: PlanBuilder, show: bool) -> Loaded:
     builder.decide("max_model_len", str(sizes.max_model_len), sizes.limited_by)
     if isinstance(builder.check, SelfTest):
         builder.decide("self_test", "done", builder.check.summary())
+    graphs = _lattice(config, model, sizes, builder)
     plan = builder.plan()
     if show:
         sys.stderr.write(plan.table() + "\n")
     ledger = ledger.predicting(kv_cache=sizes.kv_bytes)
     if ledger.weights >= LEAST_MEASURED or device.type != "cpu":
         ledger = ledger.measured(weights=taken)
-    return Loaded(config, model, sizes, plan, ledger, watch, meter)
+    return Loaded(config, model, sizes, plan, ledger, watch, meter, graphs, builder.distinct_layers(2))
+
+
+def _lattice(config: EngineConfig, model: CausalLM, sizes: Sizes, builder: PlanBuilder) -> Lattice | None:
+    """Which steps are to be graphs; what is decided, and why, goes into the plan."""
+    if model.device.type != "cuda":
+        return None
+    if config.enforce_eager:
+        builder.decide("cuda_graphs", "none", "enforce_eager")
+        return None
+    if not model.capturable:
+        builder.decide("cuda_graphs", "none", "an attention kernel reads the rows' lengths on the host")
+        return None
+    lattice = Lattice.of(
+        max_rows=config.max_num_seqs,
+        max_drafts=config.max_drafts,
+        max_context=sizes.max_model_len,
+        max_tokens=sizes.max_num_batched_tokens,
+    )
+    shapes = lattice.shapes()
+    largest = shapes[0]
+    builder.decide("cuda_graphs", str(len(shapes)), f"up to {largest.tokens} tokens, captured between steps")
+    return lattice
+
+
+def _graphs(loaded: Loaded) -> Callable[[StepBuffers], GraphRunner] | None:
+    if loaded.graphs is None:
+        return None
+    capture = CudaCapture(loaded.model.streams)
+    return partial(GraphRunner, loaded.model.forward, loaded.graphs, capture=capture)
+
+
+@torch.inference_mode()
+def _warm_up(loaded: Loaded) -> Counter[str]:
+    """Compiles and starts everything; what is compiled later is counted in the result, by kernel."""
+    model, late_compiles, late = loaded.model, Counter[str](), None
+    if loaded.graphs is not None and importlib.util.find_spec("triton") is not None:
+        from frizzen.kernels.triton.compiling import LateCompiles, compile_only
+
+        with phase("compile kernels"):
+            mode = compile_only(available_cpus())
+            few = model.of_layers(loaded.distinct_layers)
+            compile_steps(few, loaded.graphs, model.device, loaded.config.block_size, mode)
+        late = LateCompiles(late_compiles)
+    with phase("warm up"):
+        run_steps(model, model.device, loaded.config.block_size)
+    if late is not None:
+        late.watch()
+    if loaded.graphs is not None and model.expert_load is not None:
+        # Nothing real was computed, and while kernels were compiled not even ids were.
+        model.expert_load.reset()
+    return late_compiles
 
 
 def _choose_device(config: EngineConfig) -> str:
@@ -222,27 +282,3 @@ def _set_threads(config: EngineConfig) -> int:
 def _kv_memory(device: torch.device) -> int:
     budget = budget_of(device)
     return default_kv_memory(device.type, budget.free, budget.total)
-
-
-@torch.inference_mode()
-def _warm_up(model: CausalLM, block_size: int) -> None:
-    """One prefill and one decode, so that no request waits for libraries that initialise on first use."""
-    for queries in ([block_size], [1, 1]):
-        count = sum(queries)
-        lengths = torch.tensor(queries, dtype=torch.int32, device=model.device)
-        positions = torch.cat([torch.arange(query, device=model.device) for query in queries])
-        step = StepContext(
-            positions=positions,
-            # In block 1, the first that a request may get: it overwrites what it reads.
-            slots=positions + block_size,
-            query_start=torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0)),
-            seq_lens=lengths,
-            block_table=torch.ones(len(queries), 1, dtype=torch.int32, device=model.device),
-            num_rows=len(queries),
-            num_single=queries.count(1),
-            num_tokens=count,
-            max_query=max(queries),
-            max_context=max(queries),
-        )
-        hidden = model.forward(torch.zeros(count, dtype=torch.int64, device=model.device), step)
-        model.logits(hidden[-1:]).argmax(-1).cpu()
