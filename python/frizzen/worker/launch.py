@@ -202,9 +202,9 @@ def _load(config: EngineConfig, builder: PlanBuilder, show: bool) -> Loaded:
         memory=_kv_memory(model.device),
     )
     builder.decide("max_model_len", str(sizes.max_model_len), sizes.limited_by)
+    graphs = _lattice(config, model, sizes, builder)
     if isinstance(builder.check, SelfTest):
         builder.decide("self_test", "done", builder.check.summary())
-    graphs = _lattice(config, model, sizes, builder)
     plan = builder.plan()
     if show:
         sys.stderr.write(plan.table() + "\n")

@@ -193,9 +193,9 @@ class Worker:
         """Answers a command outside the steps, JSON in and out; ``ValueError`` if it does not exist."""
         commands = {
             "memory": self._memory,
-            "experts": self._experts,
             "graphs": self._graph_state,
             "counters": self._counters,
+            "experts": self._experts,
         }
         if name not in commands:
             raise ValueError(f"the worker has no command {name!r}; it has {', '.join(commands)}")
@@ -267,11 +267,6 @@ class Worker:
             out.row_status.scatter_reduce_(0, out.prompt_rows[part].long(), failed, "amax")
         return Results.PROMPT_LOGPROBS
 
-    def _experts(self, _: object) -> dict[str, Any] | None:
-        """Tokens by layer and expert since the start; None without experts. Waits for submitted steps."""
-        load = getattr(self._model, "expert_load", None)
-        return None if load is None else {"layers": list(load.layers), "tokens": load.read().tolist()}
-
     def _graph_state(self, _: object) -> dict[str, Any] | None:
         """Which graphs there are; ``None`` where steps are launched."""
         return None if self._graphs is None else self._graphs.state()
@@ -284,6 +279,11 @@ class Worker:
             "eager_steps": {} if graphs is None else dict(graphs.eager_steps),
             "late_compiles": dict(self._late_compiles),
         }
+
+    def _experts(self, _: object) -> dict[str, Any] | None:
+        """Tokens by layer and expert since the start; None without experts. Waits for submitted steps."""
+        load = getattr(self._model, "expert_load", None)
+        return None if load is None else {"layers": list(load.layers), "tokens": load.read().tolist()}
 
     def _memory(self, _: object) -> dict[str, int]:
         """Bytes: of this process at most so far; of torch on a GPU now, at most, and in reserve."""

@@ -109,8 +109,8 @@ pub struct MockWorker {
     flight: VecDeque<(StepOutput, Instant, Duration)>,
     virtual_end: Duration,
     step: u64,
-    answers: Vec<(String, String)>,
     chores: Option<(u32, Sender<()>)>,
+    answers: Vec<(String, String)>,
 }
 
 /// A drafter of the mock, of the name that selects it.
@@ -164,8 +164,8 @@ impl MockWorker {
             flight: VecDeque::new(),
             virtual_end: Duration::ZERO,
             step: 0,
-            answers: Vec::new(),
             chores: None,
+            answers: Vec::new(),
         }
     }
 

@@ -141,18 +141,18 @@ pub trait Worker {
     /// Waits for the oldest submitted step and writes its results. `plan` is the plan of that step.
     fn collect(&mut self, plan: &StepPlan, output: &mut StepOutput) -> Result<(), WorkerError>;
 
+    /// Does one short piece of work that makes later steps faster, and says whether there is more. Called while there
+    /// is no request.
+    fn idle(&mut self) -> Result<bool, WorkerError> {
+        Ok(false)
+    }
+
     /// Answers a question outside of the steps, JSON in and out.
     ///
     /// # Errors
     /// A sentence for whoever asked; the worker goes on.
     fn control(&mut self, name: &str, _argument: &str) -> Result<String, String> {
         Err(format!("the worker has no command {name:?}"))
-    }
-
-    /// Does one short piece of work that makes later steps faster, and says whether there is more. Called while there
-    /// is no request.
-    fn idle(&mut self) -> Result<bool, WorkerError> {
-        Ok(false)
     }
 
     /// Ends the worker. Called once, on the thread that built it.
