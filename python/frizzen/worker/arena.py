@@ -16,6 +16,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 __all__ = [
+    "DRAFTER_FAILED",
     "Admit",
     "AdmitFloat",
     "Arena",
@@ -29,7 +30,7 @@ __all__ = [
     "to_device",
 ]
 
-VERSION = 2
+VERSION = 3
 """Layout version that this worker reads, the header's first word."""
 
 
@@ -60,6 +61,7 @@ class Header(NamedTuple):
     max_query: int
     max_context: int
     num_masks: int
+    propose: int
 
 
 class Admit(IntEnum):
@@ -100,6 +102,10 @@ class RowStatus(IntEnum):
     NOT_FINITE = 1
 
 
+DRAFTER_FAILED = -1
+"""In ``num_proposed``: the drafter failed; the command ``drafter`` tells why."""
+
+
 class Results(IntFlag):
     """Parts of the results that a step has written."""
 
@@ -119,6 +125,7 @@ class Sections:
     query_start: torch.Tensor
     seq_lens: torch.Tensor
     num_drafts: torch.Tensor
+    next_tokens: torch.Tensor
     sample_tokens: torch.Tensor
     sample_rows: torch.Tensor
     uniforms: torch.Tensor
@@ -139,6 +146,9 @@ class Sections:
     num_sampled: torch.Tensor
     sampled: torch.Tensor
     row_status: torch.Tensor
+    num_proposed: torch.Tensor
+    proposed: torch.Tensor
+    proposed_confidence: torch.Tensor
     logprobs: torch.Tensor
     ranks: torch.Tensor
     top_tokens: torch.Tensor
