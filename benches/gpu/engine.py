@@ -140,7 +140,7 @@ def describe(worker: Worker, model_layers: int) -> dict[str, object]:
 
 
 def profile(llm: LLM, rows: int, context: int) -> dict[str, object]:
-    """Microseconds and launches per step of the kernels that take longest, over a prefill and 23 decode steps.
+    """Microseconds and launches per step of the slowest kernels, over a prefill and 23 decode steps.
 
     Kernels overlap where launches are dependent, and wait for each other: the sum exceeds the step.
     """
