@@ -18,6 +18,7 @@ meanwhile), the others while the engine is idle, or in a small part of its time 
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -255,6 +256,7 @@ class GraphRunner:
         # Whatever it is, the step without a graph serves as well, only slower; the reason is kept and shown.
         except Exception as error:  # noqa: BLE001
             self.failure = f"{shape}: {type(error).__name__}: {error}".splitlines()[0]
+            sys.stderr.write(f"no more CUDA graphs, steps without one are launched; {self.failure}\n")
             return
         del self._missing[shape]
         took = self._clock() - started
