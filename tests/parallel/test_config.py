@@ -106,6 +106,7 @@ def test_a_draft_shares_the_targets_runtime_and_not_its_layout_of_experts(
     assert context.plan.registry is plan.registry
     assert context.plan._resolved is plan._resolved
     assert context.plan._choices is plan._choices
+    assert context.streams is target.streams
     drafted = [choice for choice in plan.plan().choices if choice.site.startswith("draft_")]
     assert {choice.layer for choice in drafted if choice.layer is not None} >= {target.config.num_layers}
     # The target counts its own experts only.

@@ -28,8 +28,19 @@ from frizzen.models.base import CausalLM, Family
 from frizzen.models.config import DecoderConfig
 from frizzen.models.families import family_of_gguf, family_of_hf
 from frizzen.parallel.config import ParallelConfig
+from frizzen.parallel.streams import Streams
 
-__all__ = ["LoadRequest", "OpenModel", "choose_dtype", "detect_format", "load_model", "open_model"]
+__all__ = [
+    "LoadRequest",
+    "OpenModel",
+    "Rehearsed",
+    "choose_dtype",
+    "detect_format",
+    "load_model",
+    "open_model",
+    "rehearse_model",
+    "return_free_memory",
+]
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -69,6 +80,17 @@ def _without_collection() -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
+class Rehearsed:
+    """What is known of a model without reading it."""
+
+    config: DecoderConfig
+    weights: dict[str, int]
+    """Bytes of the parameters by owner, in the dtype they are kept in."""
+    kv_bytes_per_token: int
+    """All layers."""
+
+
+@dataclass(frozen=True, slots=True)
 class OpenModel:
     """An open checkpoint and what it holds; whoever opened it closes it."""
 
@@ -90,10 +112,30 @@ def load_model(request: LoadRequest, plan: PlanBuilder) -> CausalLM:
         LoadError: any other reason that lies in the files.
         PlanError: no kernel serves a layer.
     """
+    try:
+        return _build(request, plan, torch.device(request.device))[0]
+    finally:
+        return_free_memory()
+
+
+@torch.inference_mode()
+def rehearse_model(request: LoadRequest, plan: PlanBuilder) -> Rehearsed:
+    """Goes through all of :func:`load_model` with the headers of the checkpoint alone.
+
+    ``plan`` must hand out kernels that never touch a tensor (``frizzen.kernels.stand_ins.Rehearsal``). The
+    checkpoint is compared with the model, the kernels are chosen; no weight is read and none is allocated.
+
+    Raises:
+        The errors of :func:`load_model`.
+    """
+    model, weights = _build(request, plan, torch.device("meta"))
+    return Rehearsed(model.config, dict(weights.bytes_by_owner), model.kv_bytes_per_token())
+
+
+def _build(request: LoadRequest, plan: PlanBuilder, device: torch.device) -> tuple[CausalLM, Weights]:
     dtype = choose_dtype(request.dtype, plan)
     source = open_model(request)
     try:
-        device = torch.device(request.device)
         weights = Weights(
             source.checkpoint,
             source.family.parameters(source.config),
@@ -102,13 +144,13 @@ def load_model(request: LoadRequest, plan: PlanBuilder) -> CausalLM:
             ignored=_ignored(source),
             progress=request.progress,
         )
-        return source.family.build(
-            source.config,
-            BuildContext(weights, plan, dtype, device, request.block_size, parallel=request.parallel),
+        streams = Streams(device)
+        context = BuildContext(
+            weights, plan, dtype, device, request.block_size, streams=streams, parallel=request.parallel
         )
+        return source.family.build(source.config, context), weights
     finally:
         source.checkpoint.close()
-        _return_free_memory()
 
 
 def _ignored(source: OpenModel) -> tuple[str, ...]:
@@ -197,7 +239,7 @@ def _open_dummy(path: Path, seed: int) -> OpenModel:
     return OpenModel(family, family.from_hf(raw), DummyCheckpoint(path, seed))
 
 
-def _return_free_memory() -> None:
+def return_free_memory() -> None:
     """Gives what unpacking left on the heap back to the system, where the C library can."""
     try:
         trim = ctypes.CDLL(None).malloc_trim

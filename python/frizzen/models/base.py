@@ -19,6 +19,7 @@ from frizzen.loading.checkpoint import Parameter
 from frizzen.loading.gguf import GgufMetadata
 from frizzen.loading.hf_config import HfConfig
 from frizzen.models.config import DecoderConfig
+from frizzen.parallel.streams import NO_STREAMS, Streams
 from frizzen.step import StepContext
 
 __all__ = ["CausalLM", "Family"]
@@ -40,8 +41,11 @@ class CausalLM:
         device: torch.device,
         block_size: int,
         expert_load: ExpertLoad | None = None,
+        streams: Streams = NO_STREAMS,
     ) -> None:
         self.config = config
+        self.streams = streams
+        """Of its device: whoever computes on it takes streams from here."""
         self.expert_load = expert_load
         """Tokens per expert so far; None without a mixture of experts."""
         self.block_size = block_size

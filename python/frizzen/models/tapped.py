@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from frizzen.layers.moe import ExpertLoad
 from frizzen.models.base import CausalLM
 from frizzen.step import StepContext
 
@@ -21,6 +22,11 @@ class TappedModel:
         """See ``CausalLM.forward_tapped``."""
         hidden, taps = self._model.forward_tapped(input_ids, step, self._layers)
         return torch.cat([hidden, *taps], dim=1)
+
+    @property
+    def expert_load(self) -> ExpertLoad | None:
+        """The model's."""
+        return self._model.expert_load
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Of hidden states alone."""

@@ -1,1 +1,1 @@
-"""How a model is spread over devices."""
+"""How a model is spread over devices, and the streams of one device."""

@@ -89,8 +89,16 @@ def load_drafter(request: DraftRequest, target: CausalLM, plan: PlanBuilder) -> 
 def draft_context(
     weights: Weights, target: CausalLM, plan: PlanBuilder, parallel: ParallelConfig
 ) -> BuildContext:
-    """What the draft's layers are built with: the target's dtype, device and blocks, and its plan itself."""
-    return BuildContext(weights, plan, target.dtype, target.device, target.block_size, parallel=parallel)
+    """What the draft's layers are built with: the target's dtype and blocks, its very plan and streams."""
+    return BuildContext(
+        weights,
+        plan,
+        target.dtype,
+        target.device,
+        target.block_size,
+        streams=target.streams,
+        parallel=parallel,
+    )
 
 
 _Made = tuple[Drafter, int]

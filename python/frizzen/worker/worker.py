@@ -223,6 +223,7 @@ class Worker:
             "graphs": self._graph_state,
             "counters": self._counters,
             "drafter": self._drafter,
+            "experts": self._experts,
         }
         if name not in commands:
             raise ValueError(f"the worker has no command {name!r}; it has {', '.join(commands)}")
@@ -357,12 +358,19 @@ class Worker:
             "late_compiles": dict(self._late_compiles),
         }
 
+    def _experts(self, _: object) -> dict[str, Any] | None:
+        """Tokens by layer and expert since the start; None without experts. Waits for submitted steps."""
+        load = getattr(self._model, "expert_load", None)
+        return None if load is None else {"layers": list(load.layers), "tokens": load.read().tolist()}
+
     def _memory(self, _: object) -> dict[str, int]:
-        """Bytes that this process takes at most so far, and that torch holds on a GPU."""
+        """Bytes: of this process at most so far; of torch on a GPU now, at most, and in reserve."""
         on_gpu = self._device.type == "cuda"
         return {
             "peak_resident": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             "device_allocated": torch.cuda.memory_allocated(self._device) if on_gpu else 0,
+            "device_peak": torch.cuda.max_memory_allocated(self._device) if on_gpu else 0,
+            "device_reserved": torch.cuda.memory_reserved(self._device) if on_gpu else 0,
         }
 
 
