@@ -161,10 +161,11 @@ class Vocabulary:
         if weights.has("d2t"):
             steps = context.take("d2t", dtype=torch.int64)
             ids = torch.arange(draft_size, device=steps.device) + steps
-            if draft_size and not 0 <= (worst := int(ids.max())) < size:
-                raise UnsupportedModelError(
-                    f"{raw.path}: d2t leads to token {worst}, the target's vocabulary is {size}"
-                )
+            for worst in (int(ids.min()), int(ids.max())):
+                if not 0 <= worst < size:
+                    raise UnsupportedModelError(
+                        f"{raw.path}: d2t leads to token {worst}, the target's vocabulary is {size}"
+                    )
         embed: Map = target.embed
         head: Map = target.logits
         if weights.has("embedding"):
