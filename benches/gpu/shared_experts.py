@@ -17,7 +17,7 @@ import torch
 from frizzen.kernels.facts import detect_machine
 from frizzen.kernels.plan import PlanBuilder, default_registry
 from frizzen.layers import moe
-from frizzen.layers.build import BuildContext
+from frizzen.layers.build import BuildContext, NormPlace
 from frizzen.layers.moe import ExpertLoad, MoeLayer
 from frizzen.loading.checkpoint import Parameter, Weights
 from frizzen.loading.dummy import DummyCheckpoint
@@ -43,17 +43,10 @@ def _parameters() -> list[Parameter]:
                 ("down", (HIDDEN, INNER)),
             ):
                 found.append(Parameter(f"{prefix}experts.{expert}.{name}.weight", shape, None, None))
+        found.append(Parameter(f"{prefix}mlp_norm", (HIDDEN,), None, None))
         for name, shape in (("gate", (SHARED, HIDDEN)), ("up", (SHARED, HIDDEN)), ("down", (HIDDEN, SHARED))):
             found.append(Parameter(f"{prefix}shared.{name}.weight", shape, None, None))
     return found
-
-
-class OnDevice(DummyCheckpoint):
-    """Draws on the device: the values do not matter."""
-
-    def read(self, parameter: Parameter, out: torch.Tensor) -> None:
-        """Fills ``out``."""
-        out.normal_(0, 0.02)
 
 
 def _layers(device: torch.device) -> list[MoeLayer]:
@@ -64,11 +57,12 @@ def _layers(device: torch.device) -> list[MoeLayer]:
         intermediate_size=INNER,
         shared_size=SHARED,
     )
-    weights = Weights(OnDevice(Path("."), 0), _parameters(), torch.bfloat16, device)
+    weights = Weights(DummyCheckpoint(Path("."), 0), _parameters(), torch.bfloat16, device)
     plan = PlanBuilder(default_registry(), detect_machine("cuda"))
     context = BuildContext(weights, plan, torch.bfloat16, device, 16, streams=Streams(device))
     load = ExpertLoad(config.layers, EXPERTS, device)
-    return [MoeLayer(context.at_layer(layer), config, load) for layer in range(LAYERS)]
+    norm = NormPlace("mlp_norm", 1e-6)
+    return [MoeLayer(context.at_layer(layer), config, norm, load) for layer in range(LAYERS)]
 
 
 def _milliseconds(run: Callable[[], object]) -> float:
@@ -101,11 +95,11 @@ def main() -> None:
     device, results = torch.device("cuda", 0), []
     layers = _layers(device)
     for tokens in TOKENS:
-        x = torch.randn(tokens, HIDDEN, device=device, dtype=torch.bfloat16)
+        x, residual = torch.randn(2, tokens, HIDDEN, device=device, dtype=torch.bfloat16)
 
-        def run(x: torch.Tensor = x) -> None:
+        def run(x: torch.Tensor = x, residual: torch.Tensor = residual) -> None:
             for layer in layers:
-                layer.forward(x)
+                layer.forward(x, residual, None)
 
         times = {}
         for name, few in (("one_stream", 0), ("two_streams", 1 << 30)):

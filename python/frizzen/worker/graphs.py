@@ -27,6 +27,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from frizzen.parallel.streams import Streams
 from frizzen.step import StepContext
 from frizzen.worker.arena import Sections, num_tokens
 from frizzen.worker.lattice import Lattice, Shape, bucket
@@ -34,6 +35,9 @@ from frizzen.worker.lattice import Lattice, Shape, bucket
 __all__ = ["Capture", "CudaCapture", "Graph", "GraphRunner", "Runner", "StepBuffers"]
 
 Forward = Callable[[torch.Tensor, StepContext], torch.Tensor]
+
+_CAPTURE = "capture"
+"""The stream on which work is captured: the default one cannot be."""
 
 _BUSY_SHARE = 20
 """A busy engine spends at most one part of so many on graphs that no step has asked for."""
@@ -65,13 +69,12 @@ class CudaCapture:
 
     def __init__(self, device: torch.device) -> None:
         self._pool = torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._streams = Streams(device, (_CAPTURE,))
 
     def __call__(self, work: Callable[[], torch.Tensor]) -> Graph:
         """Captures ``work``, which computes nothing yet. What ``work`` raises, this raises."""
         graph = torch.cuda.CUDAGraph()
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
+        with self._streams.switch(_CAPTURE):
             # Of this thread alone: others may do to the device what they want.
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
