@@ -35,6 +35,7 @@ def _parameters() -> list[Parameter]:
     found = []
     for layer in range(LAYERS):
         prefix = f"layers.{layer}."
+        found.append(Parameter(f"{prefix}mlp_norm", (HIDDEN,), None, None))
         found.append(Parameter(f"{prefix}router.weight", (EXPERTS, HIDDEN), None, None))
         for expert in range(EXPERTS):
             for name, shape in (
@@ -43,10 +44,17 @@ def _parameters() -> list[Parameter]:
                 ("down", (HIDDEN, INNER)),
             ):
                 found.append(Parameter(f"{prefix}experts.{expert}.{name}.weight", shape, None, None))
-        found.append(Parameter(f"{prefix}mlp_norm", (HIDDEN,), None, None))
         for name, shape in (("gate", (SHARED, HIDDEN)), ("up", (SHARED, HIDDEN)), ("down", (HIDDEN, SHARED))):
             found.append(Parameter(f"{prefix}shared.{name}.weight", shape, None, None))
     return found
+
+
+class OnDevice(DummyCheckpoint):
+    """Draws on the device: the values do not matter."""
+
+    def read(self, parameter: Parameter, out: torch.Tensor) -> None:
+        """Fills ``out``."""
+        out.normal_(0, 0.02)
 
 
 def _layers(device: torch.device) -> list[MoeLayer]:
@@ -57,12 +65,14 @@ def _layers(device: torch.device) -> list[MoeLayer]:
         intermediate_size=INNER,
         shared_size=SHARED,
     )
-    weights = Weights(DummyCheckpoint(Path("."), 0), _parameters(), torch.bfloat16, device)
+    weights = Weights(OnDevice(Path("."), 0), _parameters(), torch.bfloat16, device)
     plan = PlanBuilder(default_registry(), detect_machine("cuda"))
     context = BuildContext(weights, plan, torch.bfloat16, device, 16, streams=Streams(device))
     load = ExpertLoad(config.layers, EXPERTS, device)
-    norm = NormPlace("mlp_norm", 1e-6)
-    return [MoeLayer(context.at_layer(layer), config, norm, load) for layer in range(LAYERS)]
+    return [
+        MoeLayer(context.at_layer(layer), config, NormPlace("mlp_norm", 1e-6), load)
+        for layer in range(LAYERS)
+    ]
 
 
 def _milliseconds(run: Callable[[], object]) -> float:
@@ -95,7 +105,9 @@ def main() -> None:
     device, results = torch.device("cuda", 0), []
     layers = _layers(device)
     for tokens in TOKENS:
-        x, residual = torch.randn(2, tokens, HIDDEN, device=device, dtype=torch.bfloat16)
+        x = torch.randn(tokens, HIDDEN, device=device, dtype=torch.bfloat16)
+
+        residual = torch.zeros_like(x)
 
         def run(x: torch.Tensor = x, residual: torch.Tensor = residual) -> None:
             for layer in layers:

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from frizzen.parallel.streams import Streams
+from frizzen.parallel.streams import CAPTURE, Streams
 from frizzen.step import StepContext
 from frizzen.worker.arena import Sections, num_tokens
 from frizzen.worker.lattice import Lattice, Shape, bucket
@@ -35,9 +35,6 @@ from frizzen.worker.lattice import Lattice, Shape, bucket
 __all__ = ["Capture", "CudaCapture", "Graph", "GraphRunner", "Runner", "StepBuffers"]
 
 Forward = Callable[[torch.Tensor, StepContext], torch.Tensor]
-
-_CAPTURE = "capture"
-"""The stream on which work is captured: the default one cannot be."""
 
 _BUSY_SHARE = 20
 """A busy engine spends at most one part of so many on graphs that no step has asked for."""
@@ -67,14 +64,14 @@ class CudaCapture:
     All graphs share one pool of memory, so they must not run at the same time.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, streams: Streams) -> None:
         self._pool = torch.cuda.graph_pool_handle()
-        self._streams = Streams(device, (_CAPTURE,))
+        self._streams = streams
 
     def __call__(self, work: Callable[[], torch.Tensor]) -> Graph:
         """Captures ``work``, which computes nothing yet. What ``work`` raises, this raises."""
         graph = torch.cuda.CUDAGraph()
-        with self._streams.switch(_CAPTURE):
+        with self._streams.switch(CAPTURE):
             # Of this thread alone: others may do to the device what they want.
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:

@@ -239,7 +239,7 @@ def _lattice(config: EngineConfig, model: CausalLM, sizes: Sizes, builder: PlanB
 def _graphs(loaded: Loaded) -> Callable[[StepBuffers], GraphRunner] | None:
     if loaded.graphs is None:
         return None
-    capture = CudaCapture(loaded.model.device)
+    capture = CudaCapture(loaded.model.streams)
     return partial(GraphRunner, loaded.model.forward, loaded.graphs, capture=capture)
 
 
