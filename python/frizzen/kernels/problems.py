@@ -16,6 +16,8 @@ from torch import Tensor
 
 from frizzen.kernels import (
     family_problems,
+    fp8_problems,
+    fp8_reference,
     mla_reference,
     moe_problems,
     moe_reference,
@@ -50,6 +52,7 @@ OPS: tuple[Op[Any], ...] = (
     ATTENTION_PAGED,
     *moe_problems.OPS,
     *family_problems.OPS,
+    *fp8_problems.OPS,
 )
 
 TOLERANCE = {torch.float32: (1e-4, 1e-5), torch.bfloat16: (2e-2, 2e-2), torch.float16: (3e-3, 3e-3)}
@@ -153,6 +156,7 @@ def _runs(op: str) -> Iterator[tuple[str, Run]]:
     if op != ATTENTION_PAGED.name:
         yield from moe_problems.runs(op)
         yield from family_problems.runs(op)
+        yield from fp8_problems.runs(op)
         return
     yield "one decode", _attention((1, 1))
     yield "decodes", _attention((5, 1), (16, 1), (17, 1), (130, 1), (1, 1))
@@ -210,6 +214,7 @@ SHAPES: Mapping[str, tuple[Mapping[str, ShapeValue], ...]] = {
     ),
     **moe_problems.SHAPES,
     **family_problems.SHAPES,
+    **fp8_problems.SHAPES,
 }
 """Shapes for the conformance test, by op: real ones, and ones that no tile divides."""
 
@@ -219,6 +224,7 @@ _ORACLES = (
     *moe_reference.CANDIDATES,
     *mla_reference.CANDIDATES,
     *sparsemixer.CANDIDATES,
+    *fp8_reference.ORACLES,
 )
 
 
@@ -230,7 +236,7 @@ def disagreement(op: Op[Any], candidate: Candidate, facts: Facts, kernel: Any) -
     oracle_facts = replace(facts, dtype=torch.float32)
     oracles = {entry.op: entry for entry in _ORACLES}
     oracle = oracles[op.name].build(oracle_facts)
-    absolute, relative = TOLERANCE[facts.dtype]
+    absolute, relative = fp8_problems.TOLERANCE.get(op.name, TOLERANCE[facts.dtype])
     device = torch.device(facts.device)
     for label, run in _runs(op.name):
         found = run(kernel, facts, _inputs(facts.dtype, facts.dtype, device))

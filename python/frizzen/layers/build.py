@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from frizzen.kernels.fp8_ops import LINEAR_FP8
 from frizzen.kernels.ops import (
     LINEAR,
     LINEAR_SILU_MUL,
@@ -19,7 +20,8 @@ from frizzen.kernels.ops import (
     LinearKernel,
 )
 from frizzen.kernels.plan import Op, PlanBuilder
-from frizzen.kernels.torch_ops import embedding
+from frizzen.kernels.torch_ops import embedding, silu_mul
+from frizzen.quantize.fp8 import Fp8Weight
 
 if TYPE_CHECKING:
     # The loader builds models out of layers: at run time, layers know nothing of it.
@@ -50,6 +52,10 @@ class BuildContext:
     def take(self, *names: str, dtype: torch.dtype | None = None) -> Tensor:
         """Parameters stacked along the first dimension, in the model's dtype if none is given."""
         return self.weights.take(*(self.prefix + name for name in names), dtype=dtype)
+
+    def take_fp8(self, *names: str) -> Fp8Weight | None:
+        """The same in FP8, where all are stored and kept so."""
+        return self.weights.take_fp8(*(self.prefix + name for name in names))
 
     def linear(self, site: str, *names: str, bias: bool) -> Map:
         """One product for all of ``names``: of their ``.weight`` and, with ``bias``, their ``.bias``."""
@@ -98,6 +104,10 @@ class BuildContext:
     def _linear(
         self, op: Op[LinearKernel], site: str, names: tuple[str, ...], bias: bool, halves: int
     ) -> Map:
+        kept = self.take_fp8(*(f"{name}.weight" for name in names))
+        if kept is not None:
+            product = self._linear_fp8(kept, site, names, bias)
+            return product if op is LINEAR else lambda x: silu_mul(product(x))
         weight = self.take(*(f"{name}.weight" for name in names))
         kernel = self.plan.resolve(
             op,
@@ -107,5 +117,20 @@ class BuildContext:
             in_features=weight.shape[1],
             out_features=weight.shape[0] // halves,
             bias=bias,
+        )
+        return kernel.prepare(weight, self.take(*(f"{name}.bias" for name in names)) if bias else None)
+
+    def _linear_fp8(self, weight: Fp8Weight, site: str, names: tuple[str, ...], bias: bool) -> Map:
+        size_out, size_in = weight.data.shape
+        kernel = self.plan.resolve(
+            LINEAR_FP8,
+            self.dtype,
+            site=site,
+            layer=self.layer,
+            in_features=size_in,
+            out_features=size_out,
+            bias=bias,
+            block_rows=weight.rows,
+            block_columns=weight.columns,
         )
         return kernel.prepare(weight, self.take(*(f"{name}.bias" for name in names)) if bias else None)
