@@ -15,13 +15,15 @@ from frizzen.kernels.plan import Op
 from frizzen.kernels.problem_inputs import Inputs, Run
 from frizzen.quantize.fp8 import FP8, GROUP, LARGEST, Fp8Weight, quantize
 
-__all__ = ["OPS", "SHAPES", "TOLERANCE", "runs"]
+__all__ = ["OPS", "ROUNDED", "SHAPES", "runs"]
 
 OPS: tuple[Op[Any], ...] = (LINEAR_FP8, MOE_EXPERTS_FP8)
 
-TOLERANCE = {MOE_EXPERTS_FP8.name: (6e-2, 2e-2)}
-"""Absolute and relative error where an op's is not its dtype's: between the products, numbers are rounded to
-FP8 or not."""
+ROUNDED = {MOE_EXPERTS_FP8.name: 7e-2}
+"""Ops in which a kernel rounds numbers between two products or does not, and the error that each row of an
+output may have then: its root mean square, over that of the row or of all rows. Numbers with three bits after
+the first are off by 1/16 at most and by 0.026 on average, and so are sums of their products, unless one
+number is most of the sum."""
 
 _TOKENS = (1, 2, 7, 33, 130, 300)
 

@@ -29,7 +29,7 @@ class _Layer:
     def single(self, queries: Tensor, rows: SingleRows) -> Tensor:
         """Every head reads the same vectors: heads stand where tokens would, and a key is its own value."""
         shape = self.shape
-        held = rows.gather(self.cache).unsqueeze(1)
+        held = rows.gather(self.cache, shape.dtype).unsqueeze(1)
         expansion = torch.unflatten(self.expansion, 0, (shape.heads, -1))
         to_key, to_value = torch.split(expansion, [shape.nope_dim, shape.value_dim], dim=1)
         nope, turned = torch.split(shape.heads_of(queries), [shape.nope_dim, shape.rope_dim], dim=2)

@@ -25,9 +25,9 @@ class SingleRows:
     mask: Tensor
     """``[count, 1, 1, positions]``, 0 or -inf."""
 
-    def gather(self, data: Tensor) -> Tensor:
-        """``data [blocks, block_size, ...]`` -> ``[count, positions, ...]``."""
-        gathered = data.index_select(0, self.blocks).flatten(0, 1)
+    def gather(self, data: Tensor, dtype: torch.dtype) -> Tensor:
+        """``data [blocks, block_size, ...]`` -> ``[count, positions, ...]`` of ``dtype``."""
+        gathered = data.index_select(0, self.blocks).flatten(0, 1).to(dtype)
         gathered.index_fill_(0, self.stale, 0)
         return gathered.view(self.count, -1, *data.shape[2:])
 

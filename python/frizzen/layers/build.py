@@ -42,6 +42,8 @@ class BuildContext:
     dtype: torch.dtype
     device: torch.device
     block_size: int
+    kv_dtype: str = "auto"
+    """Of keys and values in the cache, a fact of ``attention.paged``."""
     layer: int | None = None
     prefix: str = ""
 

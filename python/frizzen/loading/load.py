@@ -48,6 +48,8 @@ class LoadRequest:
     """Tokens per KV block."""
     seed: int = 0
     """Seeds dummy weights."""
+    kv_cache_dtype: str = "auto"
+    """``auto``, which is ``dtype``, or ``fp8_e4m3``."""
     fp8_weights: str = "auto"
     """``kept`` as they are stored, ``expanded`` to ``dtype``, or ``auto``: kept on a GPU."""
     progress: Progress | None = None
@@ -87,7 +89,8 @@ def load_model(request: LoadRequest, plan: PlanBuilder) -> CausalLM:
             keep_fp8=_keeps_fp8(request, source, plan),
         )
         return source.family.build(
-            source.config, BuildContext(weights, plan, dtype, device, request.block_size)
+            source.config,
+            BuildContext(weights, plan, dtype, device, request.block_size, request.kv_cache_dtype),
         )
     finally:
         source.checkpoint.close()

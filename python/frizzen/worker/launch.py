@@ -89,6 +89,7 @@ def load(config: EngineConfig) -> Loaded:
             dtype=config.dtype,
             device=device,
             block_size=config.block_size,
+            kv_cache_dtype=config.kv_cache_dtype,
             seed=config.seed,
             progress=progress,
         )
