@@ -17,7 +17,7 @@ from frizzen.kernels.facts import Facts
 from frizzen.kernels.kv_layout import allocate, cache_dtype, rounded, token_layout
 from frizzen.kernels.ops import ATTENTION_PAGED, LINEAR, LINEAR_SILU_MUL, LM_HEAD, LM_HEAD_TIED, ROPE, KVCache
 from frizzen.kernels.plan import Candidate, Reason
-from frizzen.kernels.torch_paging import LongRow, Paging, Rows, SingleRows
+from frizzen.kernels.torch_paging import LongRow, PaddedRow, Paging, Rows, SingleRows
 from frizzen.step import StepContext
 
 __all__ = ["CANDIDATES", "embedding", "silu_mul"]
@@ -144,18 +144,20 @@ class _SdpaAttention:
             )
         return out.reshape(queries.shape)
 
-    def _attend_long(self, queries: Tensor, data: Tensor, row: LongRow, sinks: Tensor | None) -> Tensor:
-        kv = row.gather(data).to(self.dtype).permute(1, 2, 0, 3).unsqueeze(1)
+    def _attend_long(
+        self, queries: Tensor, data: Tensor, row: LongRow | PaddedRow, sinks: Tensor | None
+    ) -> Tensor:
+        kv, mask = row.gather(data, self.dtype).permute(1, 2, 0, 3).unsqueeze(1), row.mask
         q = torch.unflatten(queries, 1, (self.heads, self.head_dim)).transpose(0, 1).unsqueeze(0)
         if sinks is not None:
-            out = self._with_sinks(q, kv, row.mask, sinks.unsqueeze(1))
+            out = self._with_sinks(q, kv, mask, sinks.unsqueeze(1))
         else:
             out = functional.scaled_dot_product_attention(
                 q,
                 kv[0],
                 kv[1],
-                attn_mask=row.mask,
-                is_causal=row.mask is None,
+                attn_mask=mask,
+                is_causal=mask is None,
                 scale=self.scale,
                 enable_gqa=True,
             )
