@@ -9,14 +9,8 @@ import pytest
 import torch
 
 from frizzen.errors import PlanError
-from frizzen.kernels.deep_gemm import (
-    CANDIDATES,
-    SPELLINGS,
-    Binding,
-    UnusableError,
-    activation_arguments,
-    advice,
-)
+from frizzen.kernels.deep_gemm import SPELLINGS, Binding, UnusableError, activation_arguments, advice
+from frizzen.kernels.deep_gemm_kernels import CANDIDATES
 from frizzen.kernels.facts import Facts, Machine
 from tests.kernels import fake_deep_gemm as fake
 

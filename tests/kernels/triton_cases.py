@@ -234,7 +234,7 @@ def case_a_token_without_experts_gets_zeros() -> None:
 
 def case_products_from_outside_get_sorted_rows_with_scales_by_column() -> None:
     """DeepGEMM's part is played by torch here; the conformance test runs the package itself."""
-    from frizzen.kernels.deep_gemm import GroupedExperts
+    from frizzen.kernels.deep_gemm_kernels import GroupedExperts
     from frizzen.kernels.moe_reference import Activation
     from frizzen.kernels.triton.launch import Target
     from frizzen.kernels.triton.places import Places
