@@ -38,7 +38,7 @@ DEVICE = "cpu" if INTERPRETED else "cuda"
 # Two shapes of each op are enough for the interpreter, which takes seconds for what a GPU does at once.
 INTERPRETED_SHAPES = {
     NORM_RMS: (2,),
-    ROPE: (5, 7, 13),
+    ROPE: (5, 7, 8),
     LINEAR: (5, 6),
     LINEAR_SILU_MUL: (1,),
     LM_HEAD: (1,),

@@ -15,7 +15,8 @@ from safetensors.torch import load_file, save_file
 from frizzen.errors import CheckpointError, LoadError, UnsupportedModelError
 from frizzen.kernels.facts import detect_machine
 from frizzen.kernels.plan import Plan, PlanBuilder, default_registry
-from frizzen.loading.load import LoadRequest, load_model
+from frizzen.kernels.stand_ins import Rehearsal
+from frizzen.loading.load import LoadRequest, load_model, rehearse_model
 from frizzen.quantize.fp8 import FP8, Fp8Weight, quantize, quantize_inputs
 from tests.models.driver import Driver, Stream, load
 from tests.models.test_parity import check_equal, oracle, oracle_logits, prompts
@@ -128,6 +129,19 @@ def test_the_plan_says_what_becomes_of_fp8(tiny_checkpoint: Any, tmp_path: Path)
         ("linear.fp8", "attention_out"),
         ("moe.experts.fp8", "experts"),
     }
+
+
+def test_a_rehearsal_counts_the_bytes_of_fp8(tiny_checkpoint: Any, tmp_path: Path) -> None:
+    path, _ = write(tiny_checkpoint("qwen3_moe", **ALIGNED), tmp_path, "block", BLOCKS)
+    sizes = []
+    for kind in ("kept", "expanded"):
+        builder = PlanBuilder(default_registry(), detect_machine("cpu"), wrap=Rehearsal())
+        request = LoadRequest(model=str(path), dtype="bfloat16", fp8_weights=kind)
+        sizes.append(rehearse_model(request, builder).weights)
+    kept, expanded = sizes
+    # A scale of four bytes for 128 by 128 numbers.
+    assert kept["experts"] == expanded["experts"] // 2 * (1 + 4 / 128**2)
+    assert kept["embedding"] == expanded["embedding"]
 
 
 def test_a_configuration_alone_makes_random_fp8_weights(tiny_checkpoint: Any, tmp_path: Path) -> None:

@@ -51,6 +51,10 @@ class _Experts:
 class _ExpandedLinear:
     dtype: torch.dtype
 
+    def extra_bytes(self, weight: Fp8Weight, bias: Tensor | None) -> int:
+        """What the expanded weight takes besides the bytes that it replaces."""
+        return weight.data.numel() * (self.dtype.itemsize - 1)
+
     def prepare(self, weight: Fp8Weight, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
         expanded = weight.expand(self.dtype)
         return lambda x: functional.linear(x, expanded, bias)
@@ -61,6 +65,10 @@ class _ExpandedExperts:
     plain: Any
     """A kernel of ``moe.experts``."""
     dtype: torch.dtype
+
+    def extra_bytes(self, w13: Fp8Weight, w2: Fp8Weight, b13: Tensor | None, b2: Tensor | None) -> int:
+        """As :class:`_ExpandedLinear`."""
+        return (w13.data.numel() + w2.data.numel()) * (self.dtype.itemsize - 1)
 
     def prepare(self, w13: Fp8Weight, w2: Fp8Weight, b13: Tensor | None, b2: Tensor | None) -> Experts:
         run: Experts = self.plain.prepare(w13.expand(self.dtype), w2.expand(self.dtype), b13, b2)

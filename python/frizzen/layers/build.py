@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from frizzen.kernels.fp8_ops import LINEAR_FP8
+from frizzen.kernels.fp8_ops import LINEAR_FP8, Fp8LinearKernel
 from frizzen.kernels.ops import (
     LINEAR,
     LINEAR_SILU_MUL,
@@ -21,16 +22,55 @@ from frizzen.kernels.ops import (
 )
 from frizzen.kernels.plan import Op, PlanBuilder
 from frizzen.kernels.torch_ops import embedding, silu_mul
+from frizzen.parallel.streams import NO_STREAMS, Streams
 from frizzen.quantize.fp8 import Fp8Weight
 
 if TYPE_CHECKING:
     # The loader builds models out of layers: at run time, layers know nothing of it.
     from frizzen.loading.checkpoint import Weights
 
-__all__ = ["BuildContext", "Map", "Norm"]
+__all__ = ["BuildContext", "Map", "Norm", "NormPlace", "Normed", "NormedMap"]
 
 Map = Callable[[Tensor], Tensor]
 Norm = Callable[[Tensor, Tensor | None], Tensor]
+NormedMap = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]]
+"""``(x [T, H], residual [T, H] | None)`` to what follows of the norm of their sum, and to that sum: the
+residual itself, a fresh tensor, or ``x`` if there was no residual."""
+
+
+@dataclass(frozen=True, slots=True)
+class NormPlace:
+    """A norm that is yet to be built: by itself, or by the kernel that follows it on the way."""
+
+    name: str
+    """Of its place in the plan and of its weight."""
+    eps: float
+    centred: bool = False
+    """A layer norm, which has a bias."""
+
+
+@dataclass(frozen=True, slots=True)
+class Normed:
+    """A norm, then a product: two launches."""
+
+    norm: Norm
+    linear: Map
+
+    def __call__(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        """See :data:`NormedMap`."""
+        return self.linear(self.norm(x, residual)), x if residual is None else residual
+
+
+@dataclass(frozen=True, slots=True)
+class _SiluMulOf:
+    """The first half of a gated network with weights in FP8: the product, then the activation."""
+
+    product: Fp8LinearKernel
+
+    def prepare(self, weight: Fp8Weight, bias: Tensor | None) -> Map:
+        """``weight [2 * I, in]``, the gate's rows first."""
+        product = self.product.prepare(weight, bias)
+        return lambda x: silu_mul(product(x))
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +84,8 @@ class BuildContext:
     block_size: int
     kv_dtype: str = "auto"
     """Of keys and values in the cache, a fact of ``attention.paged``."""
+    streams: Streams = NO_STREAMS
+    """Of the device; where none are given, layers run everything in the current one."""
     layer: int | None = None
     prefix: str = ""
 
@@ -61,11 +103,25 @@ class BuildContext:
 
     def linear(self, site: str, *names: str, bias: bool) -> Map:
         """One product for all of ``names``: of their ``.weight`` and, with ``bias``, their ``.bias``."""
-        return self._linear(LINEAR, site, names, bias, 1)
+        kernel, constants = self._linear(LINEAR, site, names, bias, 1)
+        product: Map = kernel.prepare(*constants)
+        return product
 
     def linear_silu_mul(self, site: str, gate: str, up: str, *, bias: bool) -> Map:
         """``silu(gate(x)) * up(x)``."""
-        return self._linear(LINEAR_SILU_MUL, site, (gate, up), bias, 2)
+        kernel, constants = self._linear(LINEAR_SILU_MUL, site, (gate, up), bias, 2)
+        product: Map = kernel.prepare(*constants)
+        return product
+
+    def normed_linear(self, norm: NormPlace, site: str, *names: str, bias: bool) -> NormedMap:
+        """A norm and :meth:`linear`."""
+        return self._normed(norm, *self._linear(LINEAR, site, names, bias, 1))
+
+    def normed_linear_silu_mul(
+        self, norm: NormPlace, site: str, gate: str, up: str, *, bias: bool
+    ) -> NormedMap:
+        """A norm and :meth:`linear_silu_mul`."""
+        return self._normed(norm, *self._linear(LINEAR_SILU_MUL, site, (gate, up), bias, 2))
 
     def embedding_and_head(self, table: str, head: str | None, *, bias: bool = False) -> tuple[Map, Map]:
         """Ids to rows of ``table``, and hidden states to float32 logits by ``head``, if None by ``table``.
@@ -94,22 +150,40 @@ class BuildContext:
 
     def norm(self, site: str, name: str, eps: float, *, centred: bool = False) -> Norm:
         """An RMS norm; if ``centred``, a layer norm, whose bias is ``{name}.bias``."""
-        weight = self.take(name)
-        if centred:
-            layer_norm = self.plan.resolve(
-                NORM_LAYER, self.dtype, site=site, layer=self.layer, size=weight.shape[0]
-            )
-            return layer_norm.prepare(weight, self.take(f"{name}.bias"), eps)
-        kernel = self.plan.resolve(NORM_RMS, self.dtype, site=site, layer=self.layer, size=weight.shape[0])
-        return kernel.prepare(weight, eps)
+        return self.norm_before(NormPlace(name, eps, centred), None, site)[0]
+
+    def norm_before(
+        self, place: NormPlace, follower: Any, site: str | None = None
+    ) -> tuple[Norm, Callable[..., Any] | None]:
+        """A norm, and how ``follower``, the kernel after it, does both: a function of its constants, or None.
+
+        A kernel says by ``folds`` which kernel's norm its ``prepare_normed`` is equal to. So what the plan
+        names is what is computed, in one launch or in two.
+        """
+        weight, site = self.take(place.name), site or place.name
+        size = weight.shape[0]
+        if place.centred:
+            layer_norm = self.plan.resolve(NORM_LAYER, self.dtype, site=site, layer=self.layer, size=size)
+            return layer_norm.prepare(weight, self.take(f"{place.name}.bias"), place.eps), None
+        kernel = self.plan.resolve(NORM_RMS, self.dtype, site=site, layer=self.layer, size=size)
+        fold = None
+        if isinstance(kernel, getattr(follower, "folds", ())):
+            fold = partial(follower.prepare_normed, weight, place.eps)
+        return kernel.prepare(weight, place.eps), fold
+
+    def _normed(self, place: NormPlace, kernel: Any, constants: tuple[Any, Tensor | None]) -> NormedMap:
+        norm, fold = self.norm_before(place, kernel)
+        return fold(*constants) if fold else Normed(norm, kernel.prepare(*constants))
 
     def _linear(
         self, op: Op[LinearKernel], site: str, names: tuple[str, ...], bias: bool, halves: int
-    ) -> Map:
+    ) -> tuple[Any, tuple[Any, Tensor | None]]:
+        """The kernel of a product, and its constants."""
         kept = self.take_fp8(*(f"{name}.weight" for name in names))
         if kept is not None:
-            product = self._linear_fp8(kept, site, names, bias)
-            return product if op is LINEAR else lambda x: silu_mul(product(x))
+            quantised = self._linear_fp8(kept, site, bias)
+            of_kept = quantised if op is LINEAR else _SiluMulOf(quantised)
+            return of_kept, (kept, self.take(*(f"{name}.bias" for name in names)) if bias else None)
         weight = self.take(*(f"{name}.weight" for name in names))
         kernel = self.plan.resolve(
             op,
@@ -120,11 +194,11 @@ class BuildContext:
             out_features=weight.shape[0] // halves,
             bias=bias,
         )
-        return kernel.prepare(weight, self.take(*(f"{name}.bias" for name in names)) if bias else None)
+        return kernel, (weight, self.take(*(f"{name}.bias" for name in names)) if bias else None)
 
-    def _linear_fp8(self, weight: Fp8Weight, site: str, names: tuple[str, ...], bias: bool) -> Map:
+    def _linear_fp8(self, weight: Fp8Weight, site: str, bias: bool) -> Fp8LinearKernel:
         size_out, size_in = weight.data.shape
-        kernel = self.plan.resolve(
+        return self.plan.resolve(
             LINEAR_FP8,
             self.dtype,
             site=site,
@@ -135,4 +209,3 @@ class BuildContext:
             block_rows=weight.rows,
             block_columns=weight.columns,
         )
-        return kernel.prepare(weight, self.take(*(f"{name}.bias" for name in names)) if bias else None)

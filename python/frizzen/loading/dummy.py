@@ -14,16 +14,27 @@ from frizzen.quantize.fp8 import Fp8Scheme
 
 __all__ = ["DummyCheckpoint"]
 
+DEVIATION = 0.02
+"""Standard deviation of matrices."""
+PERIOD = 4_194_301
+"""Numbers that are drawn. A prime: rows of a matrix, whatever their length, begin at different places."""
 _LINEAR = re.compile(r"\.(attention|mlp|experts|shared)\..*\.weight$")
 
 
 class DummyCheckpoint:
-    """Every tensor exists: norms are ones, biases zeros, matrices small normal values."""
+    """Every tensor exists: norms are ones, biases zeros, matrices small normal values.
+
+    The values are one sequence that repeats itself, and each matrix takes the part after the one before.
+    Drawing tens of billions of numbers takes minutes on a CPU; copying them on the device takes a second, and
+    gives the same weights on every device.
+    """
 
     def __init__(self, path: Path, seed: int, fp8: Fp8Scheme | None = None) -> None:
         self._path = path
         self._fp8 = fp8
-        self._generator = torch.Generator().manual_seed(seed)
+        self._drawn = torch.empty(PERIOD).normal_(0, DEVIATION, generator=torch.Generator().manual_seed(seed))
+        self._copies: dict[tuple[torch.device, torch.dtype], Tensor] = {}
+        self._place = 0
 
     @property
     def path(self) -> Path:
@@ -39,11 +50,23 @@ class DummyCheckpoint:
         return None
 
     def read(self, parameter: Parameter, out: Tensor) -> None:
-        """Fills ``out``; a seed gives the same weights on every device."""
+        """Fills ``out``, which is contiguous; a seed gives the same weights on every device."""
         if out.dim() == 1:
             out.fill_(1.0 if "norm" in parameter.name else 0.0)
             return
-        out.copy_(torch.empty(out.shape).normal_(0, 0.02, generator=self._generator))
+        self._fill(out, 1.0)
+
+    def _fill(self, out: Tensor, factor: float) -> None:
+        """Takes the next numbers, times ``factor``, which is one for all tensors of a type."""
+        kind = out.device, out.dtype
+        if kind not in self._copies:
+            self._copies[kind] = (self._drawn * factor).to(*kind)
+        values = self._copies[kind]
+        flat, done = out.view(-1), 0
+        while done < len(flat):
+            count = min(PERIOD - self._place, len(flat) - done)
+            flat[done : done + count] = values[self._place : self._place + count]
+            done, self._place = done + count, (self._place + count) % PERIOD
 
     def fp8_block(self, parameter: Parameter) -> tuple[int, int] | None:
         """The layers' products are in FP8 where the configuration says so; routers and gates are not."""
@@ -53,8 +76,8 @@ class DummyCheckpoint:
 
     def read_fp8(self, parameter: Parameter, data: Tensor, scale: Tensor) -> None:
         """Fills ``data`` with normal values and ``scale`` so that they are as small as those of ``read``."""
-        data.copy_(torch.empty(data.shape).normal_(0, 1, generator=self._generator))
-        scale.fill_(0.02)
+        self._fill(data, 1 / DEVIATION)
+        scale.fill_(DEVIATION)
 
     def close(self) -> None:
         """Nothing to give back."""

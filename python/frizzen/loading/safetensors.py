@@ -100,9 +100,10 @@ class SafetensorsCheckpoint:
         source = parameter.hf_source(self._entries)
         if source is None or len(source.tensors) != 1 or not self._in_fp8(source.tensors[0]):
             return None
-        weight = self._fp8_weight(source.tensors[0])
-        as_stored = source.value is None and parameter.shape == source.tensors[0].shape
-        return weight.rows if as_stored else 1, weight.columns
+        (stored,) = source.tensors
+        rows, columns = self._scale_shapes(stored.shape)[self._scale(stored).shape]
+        as_stored = source.value is None and parameter.shape == stored.shape
+        return rows if as_stored else 1, columns
 
     def read_fp8(self, parameter: Parameter, data: Tensor, scale: Tensor) -> None:
         """Copies numbers and scales as they are; rearranges the rows of both alike."""
