@@ -110,7 +110,7 @@ class SafetensorsCheckpoint:
         source = self._source(parameter)
         (stored,) = source.tensors
         weight = self._fp8_weight(stored)
-        if weight.rows == 1 or len(scale) != len(weight.scale):
+        if len(scale) != len(weight.scale):
             weight = weight.with_rows(1)
         # As bytes: few functions of torch know the type.
         numbers, factors = stored.part(weight.data.view(torch.uint8)), weight.scale
