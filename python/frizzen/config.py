@@ -54,8 +54,10 @@ class EngineConfig:
     """Tokens per KV block."""
     enable_prefix_caching: bool = True
     """Reuse the KV blocks of equal prompt prefixes."""
-    overlap: bool = False
-    """Plan the next step while one runs."""
+    overlap: bool | None = None
+    """Plan the next step while one runs; ``None`` is where the device computes on its own (CUDA)."""
+    enforce_eager: bool = False
+    """Launch every kernel of every step, on CUDA too: no graphs, no warm-up of every shape."""
     max_logprobs: int = 20
     """Most alternatives per token that a request may ask for."""
     seed: int = 0
@@ -87,6 +89,8 @@ class EngineConfig:
     its own may report another number, if ``num_speculative_tokens`` says nothing."""
     strict: bool = False
     """Refuse to start with a kernel that is not the best one whose absence can be repaired."""
+    self_test: bool = False
+    """Compare every kernel with the reference on the model's shapes first; one that differs is not used."""
 
     def __post_init__(self) -> None:
         for name in ("model", "served_model_name", "tokenizer"):
@@ -103,8 +107,8 @@ class EngineConfig:
         _check_integer("seed", self.seed, 0, 2**64 - 1)
         _check_integer("block_size", self.block_size, 1)
         _check_choice("block_size", self.block_size, BLOCK_SIZES)
-        for name in ("enable_prefix_caching", "overlap", "strict"):
-            if not isinstance(getattr(self, name), bool):
+        for name in ("enable_prefix_caching", "overlap", "enforce_eager", "strict", "self_test"):
+            if not isinstance(getattr(self, name), bool) and (name, getattr(self, name)) != ("overlap", None):
                 raise ConfigError(f"{name} must be true or false, got {getattr(self, name)!r}")
 
     def _check_speculation(self) -> None:

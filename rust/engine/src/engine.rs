@@ -10,7 +10,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::time::Duration;
 
 use frizzen_core::{Clock, Error, FinishReason, Result};
@@ -34,8 +34,8 @@ const NEWS: u64 = 256;
 /// How the loop runs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EngineOptions {
-    /// Plan the next step while this one runs.
-    pub overlap: bool,
+    /// Plan the next step while this one runs; `None` does so where the worker's device computes on its own.
+    pub overlap: Option<bool>,
     /// Share the blocks of equal prefixes.
     pub prefix_caching: bool,
     /// Admission and preemption order.
@@ -51,7 +51,7 @@ pub struct EngineOptions {
 impl Default for EngineOptions {
     fn default() -> Self {
         Self {
-            overlap: false,
+            overlap: None,
             prefix_caching: true,
             policy: Policy::Fcfs,
             long_prefill_threshold: 0,
@@ -92,6 +92,7 @@ pub struct Engine<W> {
     commands: Receiver<Command>,
     metrics: EngineMetrics,
     options: EngineOptions,
+    overlap: bool,
     seed: u64,
     /// Plans of submitted steps, oldest first.
     flight: VecDeque<StepPlan>,
@@ -152,6 +153,7 @@ impl<W: Worker> Engine<W> {
             error
         })?;
         let scheduler = Scheduler::new(scheduler_config(&info, &options));
+        let overlap = options.overlap.unwrap_or_else(|| info.computes_on_its_own());
         let rows = info.max_num_seqs as usize;
         let lookahead = info.drafter.as_ref().map_or(0, |drafter| drafter.lookahead);
         // The seat is fresh, so nobody has set the info before.
@@ -164,6 +166,7 @@ impl<W: Worker> Engine<W> {
             commands: seat.commands,
             metrics,
             options,
+            overlap,
             seed: options.seed.unwrap_or_else(random),
             flight: VecDeque::with_capacity(2),
             spare: vec![StepPlan::default(), StepPlan::default()],
@@ -247,11 +250,26 @@ impl<W: Worker> Engine<W> {
                 return Ok(());
             }
             if self.step()? == Turn::Idle {
-                match self.commands.recv() {
-                    Ok(command) => self.obey(command),
+                match self.next_command()? {
+                    Some(command) => self.obey(command),
                     // Every handle is gone, so nobody can ask for anything.
-                    Err(_) => return Ok(()),
+                    None => return Ok(()),
                 }
+            }
+        }
+    }
+
+    /// Waits for a command; the worker works ahead meanwhile, as long as it has something to do.
+    fn next_command(&mut self) -> Result<Option<Command>> {
+        loop {
+            match self.commands.try_recv() {
+                Ok(command) => return Ok(Some(command)),
+                Err(TryRecvError::Disconnected) => return Ok(None),
+                Err(TryRecvError::Empty) => {}
+            }
+            let more = self.worker.idle().map_err(|error| Error::Engine { message: error.to_string() })?;
+            if !more {
+                return Ok(self.commands.recv().ok());
             }
         }
     }
@@ -325,7 +343,7 @@ impl<W: Worker> Engine<W> {
                 return Err(WorkerError::Fatal { message, detail: String::new() });
             }
         }
-        let depth = usize::from(planned && self.options.overlap);
+        let depth = usize::from(planned && self.overlap);
         while self.flight.len() > depth {
             self.collect_oldest()?;
         }
@@ -368,7 +386,13 @@ impl<W: Worker> Engine<W> {
     /// Once, everything is computed again with half the tokens per step; the second time in a row is fatal.
     fn survive_out_of_memory(&mut self, message: &str, detail: &str) -> Result<Turn> {
         if self.out_of_memory || self.scheduler.config().max_num_batched_tokens == 1 {
-            return Err(Error::Engine { message: format!("out of memory twice in a row: {message}") });
+            // What the memory holds is what helps now; the kernels are in the log of the start.
+            let memory = &self.worker.info().plan["memory"];
+            tracing::error!(%memory, step = self.scheduler_summary(), "out of memory twice in a row: {message}");
+            tracing::error!("{detail}");
+            return Err(Error::Engine {
+                message: format!("out of memory twice in a row: {message}{}", shares(memory)),
+            });
         }
         self.out_of_memory = true;
         while !self.flight.is_empty() {
@@ -406,6 +430,9 @@ impl<W: Worker> Engine<W> {
             Command::ResetPrefixCache(answer) => {
                 // Nobody waits for the answer any more if this fails.
                 let _ = answer.send(self.scheduler.reset_prefix_cache());
+            }
+            Command::Control(name, argument, answer) => {
+                let _ = answer.send(self.worker.control(&name, &argument));
             }
             Command::Shutdown => self.shared.stopping.store(true, Ordering::Release),
         }
@@ -467,6 +494,17 @@ impl<W: Worker> Engine<W> {
             "step {step}: {rows} rows, {tokens} tokens; {running} running, {waiting} waiting, {free} free blocks"
         )
     }
+}
+
+/// Who holds how much, as a phrase; nothing of a worker that does not say.
+fn shares(memory: &serde_json::Value) -> String {
+    let owners = memory["owners"].as_array().into_iter().flatten();
+    let share = |owner: &serde_json::Value| {
+        let bytes = owner["measured"].as_u64().or_else(|| owner["predicted"].as_u64())?;
+        Some(format!("{} {} MiB", owner["owner"].as_str()?, bytes >> 20))
+    };
+    let shares: Vec<String> = owners.filter_map(share).collect();
+    if shares.is_empty() { String::new() } else { format!(" (the memory holds {})", shares.join(", ")) }
 }
 
 fn text_of(panic: &(dyn std::any::Any + Send)) -> String {

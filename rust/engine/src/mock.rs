@@ -109,6 +109,8 @@ pub struct MockWorker {
     flight: VecDeque<(StepOutput, Instant, Duration)>,
     virtual_end: Duration,
     step: u64,
+    chores: Option<(u32, Sender<()>)>,
+    answers: Vec<(String, String)>,
 }
 
 /// A drafter of the mock, of the name that selects it.
@@ -162,6 +164,8 @@ impl MockWorker {
             flight: VecDeque::new(),
             virtual_end: Duration::ZERO,
             step: 0,
+            chores: None,
+            answers: Vec::new(),
         }
     }
 
@@ -186,6 +190,13 @@ impl MockWorker {
         self
     }
 
+    /// So many pieces of work for idle times, each of which tells `done`.
+    #[must_use]
+    pub fn with_chores(mut self, count: u32, done: Sender<()>) -> Self {
+        self.chores = Some((count, done));
+        self
+    }
+
     /// How long its steps take, in real time.
     #[must_use]
     pub const fn taking(mut self, law: TimingLaw) -> Self {
@@ -204,6 +215,13 @@ impl MockWorker {
     #[must_use]
     pub fn failing(mut self, fault: Fault) -> Self {
         self.faults.push(fault);
+        self
+    }
+
+    /// What it answers to a question.
+    #[must_use]
+    pub fn answering(mut self, name: &str, json: &str) -> Self {
+        self.answers.push((name.to_owned(), json.to_owned()));
         self
     }
 
@@ -257,6 +275,13 @@ impl Worker for MockWorker {
         &self.info
     }
 
+    fn idle(&mut self) -> Result<bool, WorkerError> {
+        let Some((left, done)) = self.chores.as_mut().filter(|(left, _)| *left > 0) else { return Ok(false) };
+        *left -= 1;
+        done.send(()).map_err(|_| fatal("nobody waits for the mock's work in idle times"))?;
+        Ok(*left > 0)
+    }
+
     fn submit(&mut self, plan: &StepPlan) -> Result<(), WorkerError> {
         self.step += 1;
         if self.has(Fault::Raise(self.step)) {
@@ -301,5 +326,10 @@ impl Worker for MockWorker {
         }
         *output = result;
         Ok(())
+    }
+
+    fn control(&mut self, name: &str, _argument: &str) -> Result<String, String> {
+        let answer = self.answers.iter().find(|(known, _)| known == name).map(|(_, json)| json.clone());
+        answer.ok_or_else(|| format!("the mock has no answer to {name:?}"))
     }
 }

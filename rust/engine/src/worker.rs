@@ -57,6 +57,11 @@ impl WorkerInfo {
         )
     }
 
+    /// Whether the caller's thread is free while a step is computed.
+    pub fn computes_on_its_own(&self) -> bool {
+        self.device.starts_with("cuda")
+    }
+
     /// Refuses a shape in which a single request could not finish.
     pub fn validate(&self) -> std::result::Result<(), String> {
         let needed = self.max_model_len.div_ceil(self.block_size.max(1));
@@ -135,6 +140,20 @@ pub trait Worker {
 
     /// Waits for the oldest submitted step and writes its results. `plan` is the plan of that step.
     fn collect(&mut self, plan: &StepPlan, output: &mut StepOutput) -> Result<(), WorkerError>;
+
+    /// Does one short piece of work that makes later steps faster, and says whether there is more. Called while there
+    /// is no request.
+    fn idle(&mut self) -> Result<bool, WorkerError> {
+        Ok(false)
+    }
+
+    /// Answers a question outside of the steps, JSON in and out.
+    ///
+    /// # Errors
+    /// A sentence for whoever asked; the worker goes on.
+    fn control(&mut self, name: &str, _argument: &str) -> Result<String, String> {
+        Err(format!("the worker has no command {name:?}"))
+    }
 
     /// Ends the worker. Called once, on the thread that built it.
     fn shutdown(&mut self) {}

@@ -135,7 +135,7 @@ fn every_drafter_length_and_loop_gives_the_text_of_no_speculation_vllm_41758() {
     for drafter in [ngram(), suffix(), mtp()] {
         for default in [1, 2, 3, 8].map(Speculation::MaxTokens).into_iter().chain([Speculation::Auto]) {
             for overlap in [false, true] {
-                let options = EngineOptions { overlap, ..options(drafter, default) };
+                let options = EngineOptions { overlap: Some(overlap), ..options(drafter, default) };
                 let (drafted, rig) = texts(options);
                 for (at, (plain, drafted)) in plain.iter().zip(&drafted).enumerate() {
                     let about = format!("request {at}, {options:?}");
@@ -160,7 +160,7 @@ fn every_drafter_length_and_loop_gives_the_text_of_no_speculation_vllm_41758() {
 fn an_echo_takes_a_step_per_run_of_drafts_and_the_usage_says_so() {
     for overlap in [false, true] {
         let worker = MockWorker::new(info()).saying(Content::Echo);
-        let options = EngineOptions { overlap, ..options(ngram(), Speculation::Off) };
+        let options = EngineOptions { overlap: Some(overlap), ..options(ngram(), Speculation::Off) };
         let mut rig = rig(worker, options, None);
         let mut new = request(&(1..=40).collect::<Vec<_>>(), 91);
         new.params.speculation = Some(Speculation::MaxTokens(8));

@@ -33,7 +33,7 @@ pub(crate) struct EngineSettings {
     pub model: String,
     pub tokenizer: Option<String>,
     pub enable_prefix_caching: bool,
-    pub overlap: bool,
+    pub overlap: Option<bool>,
     pub seed: Option<u64>,
     #[serde(flatten)]
     pub speculation: SpeculationOptions,
@@ -45,7 +45,7 @@ impl Default for EngineSettings {
             model: String::new(),
             tokenizer: None,
             enable_prefix_caching: true,
-            overlap: false,
+            overlap: None,
             seed: None,
             speculation: SpeculationOptions::default(),
         }

@@ -140,6 +140,20 @@ impl Worker for PyWorker {
         Ok(())
     }
 
+    fn idle(&mut self) -> Result<bool, WorkerError> {
+        attached(|py| {
+            let more = self.object.call_method0(py, "idle").and_then(|more| more.extract(py));
+            more.map_err(|error| worker_error(py, &error))
+        })
+    }
+
+    fn control(&mut self, name: &str, argument: &str) -> Result<String, String> {
+        attached(|py| {
+            let answer = self.object.call_method1(py, "control", (name, argument));
+            answer.and_then(|answer| answer.extract(py)).map_err(|error| error.to_string())
+        })
+    }
+
     fn shutdown(&mut self) {
         attached(|py| {
             if let Err(error) = self.object.call_method0(py, "shutdown") {

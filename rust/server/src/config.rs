@@ -92,10 +92,18 @@ pub struct EngineArgs {
     #[arg(long, value_name = "N")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub num_threads: Option<u32>,
+    /// Launch every kernel of every step: no CUDA graphs
+    #[arg(long)]
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub enforce_eager: bool,
     /// Refuse to start with a kernel that is not the best one whose absence can be repaired
     #[arg(long)]
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub strict: bool,
+    /// Compare every kernel with the reference on the model's shapes first; one that differs is not used
+    #[arg(long)]
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub self_test: bool,
 }
 
 impl EngineArgs {
@@ -128,10 +136,10 @@ pub struct SchedulingArgs {
     /// Compute every prompt in full
     #[arg(long, overrides_with = "enable_prefix_caching")]
     pub no_enable_prefix_caching: bool,
-    /// Plan the next step while one runs
+    /// Plan the next step while one runs (the default on a GPU)
     #[arg(long, overrides_with = "no_overlap")]
     pub overlap: bool,
-    /// Plan each step after the one before it (the default)
+    /// Plan each step after the one before it (the default on a CPU)
     #[arg(long, overrides_with = "overlap")]
     pub no_overlap: bool,
     /// Requests that may be open at the same time, each of the n samples counted; more get 503
@@ -143,6 +151,14 @@ impl SchedulingArgs {
     /// Whether equal prefixes share blocks.
     pub const fn prefix_caching(&self) -> bool {
         !self.no_enable_prefix_caching
+    }
+
+    /// Whether the next step is planned while one runs; `None` leaves it to the device.
+    pub const fn overlap(&self) -> Option<bool> {
+        match (self.overlap, self.no_overlap) {
+            (false, false) => None,
+            (overlap, _) => Some(overlap),
+        }
     }
 }
 
@@ -262,7 +278,7 @@ impl ServerConfig {
     pub fn engine_options(&self, speculation: Option<&ResolvedSpeculation>) -> EngineOptions {
         EngineOptions {
             speculation: speculation.map(|resolved| resolved.config),
-            overlap: self.scheduling.overlap,
+            overlap: self.scheduling.overlap(),
             prefix_caching: self.scheduling.prefix_caching(),
             policy: match self.scheduling.scheduling_policy {
                 SchedulingPolicy::Fcfs => Policy::Fcfs,
@@ -289,7 +305,8 @@ impl ServerConfig {
             engine: &'a EngineArgs,
             served_model_name: &'a str,
             enable_prefix_caching: bool,
-            overlap: bool,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            overlap: Option<bool>,
             #[serde(flatten)]
             speculation: Option<&'a WorkerSpeculation>,
         }
@@ -299,7 +316,7 @@ impl ServerConfig {
             engine: &engine,
             served_model_name: &names[0],
             enable_prefix_caching: self.scheduling.prefix_caching(),
-            overlap: self.scheduling.overlap,
+            overlap: self.scheduling.overlap(),
             speculation: speculation.map(|resolved| &resolved.worker),
         })
         .expect("strings, numbers and booleans are always JSON")
@@ -401,7 +418,7 @@ mod tests {
         assert_eq!(
             fields,
             serde_json::json!({"model": "smollm2-135m", "served_model_name": "smollm2-135m",
-                "enable_prefix_caching": true, "overlap": false})
+                "enable_prefix_caching": true})
         );
     }
 
@@ -419,6 +436,7 @@ mod tests {
             "1G",
             "--no-enable-prefix-caching",
             "--overlap",
+            "--enforce-eager",
             "--strict",
         ])
         .engine_json(None);
@@ -426,7 +444,8 @@ mod tests {
         assert_eq!(
             fields,
             serde_json::json!({"model": "dir", "served_model_name": "a", "max_model_len": 8000,
-                "kv_cache_memory": 1 << 30, "strict": true, "enable_prefix_caching": false, "overlap": true})
+                "kv_cache_memory": 1 << 30, "enforce_eager": true, "strict": true, "enable_prefix_caching": false,
+                "overlap": true})
         );
     }
 
@@ -482,7 +501,9 @@ mod tests {
                 .scheduling
                 .prefix_caching()
         );
-        assert!(!parse(&["m", "--overlap", "--no-overlap"]).scheduling.overlap);
+        assert_eq!(parse(&["m", "--overlap", "--no-overlap"]).scheduling.overlap(), Some(false));
+        assert_eq!(parse(&["m", "--no-overlap", "--overlap"]).scheduling.overlap(), Some(true));
+        assert_eq!(parse(&["m"]).scheduling.overlap(), None);
     }
 
     #[test]
