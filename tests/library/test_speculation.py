@@ -102,7 +102,10 @@ def test_what_cannot_be_is_refused(tiny_checkpoint: CheckpointMaker) -> None:
     path = str(tiny_checkpoint("llama"))
     for options, message in (
         ({"speculation": "auto"}, "speculation needs a drafter"),
-        ({"speculative_config": '{"method": "eagle3", "num_speculative_tokens": 2}'}, "eagle3=PATH, or drafter suffix"),
+        (
+            {"speculative_config": '{"method": "eagle3", "num_speculative_tokens": 2}'},
+            "eagle3=PATH, or drafter suffix",
+        ),
         ({"drafter": "medusa"}, "drafter must be one of"),
     ):
         with pytest.raises(ConfigError, match=message):
