@@ -128,7 +128,13 @@ def _kernel(
     site, layer = "attention", context.layer
     if sight is None:
         return context.plan.resolve(
-            ATTENTION_PAGED, context.dtype, site=site, layer=layer, **facts, sinks=config.sinks
+            ATTENTION_PAGED,
+            context.dtype,
+            site=site,
+            layer=layer,
+            **facts,
+            sinks=config.sinks,
+            kv_dtype=context.kv_dtype,
         )
     return context.plan.resolve(
         ATTENTION_DRAFT,

@@ -42,6 +42,7 @@ __all__ = [
     "return_free_memory",
 ]
 
+_FP8_WEIGHTS = ("auto", "kept", "expanded")
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -61,6 +62,10 @@ class LoadRequest:
     """Tokens per KV block."""
     seed: int = 0
     """Seeds dummy weights."""
+    kv_cache_dtype: str = "auto"
+    """``auto``, which is ``dtype``, or ``fp8_e4m3``."""
+    fp8_weights: str = "auto"
+    """``kept`` as they are stored, ``expanded`` to ``dtype``, or ``auto``: kept on a GPU."""
     progress: Progress | None = None
     """Called with (parameters read, parameters in total)."""
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
@@ -143,19 +148,44 @@ def _build(request: LoadRequest, plan: PlanBuilder, device: torch.device) -> tup
             device,
             ignored=_ignored(source),
             progress=request.progress,
+            keep_fp8=_keeps_fp8(request, source, plan),
         )
         streams = Streams(device)
         context = BuildContext(
-            weights, plan, dtype, device, request.block_size, streams=streams, parallel=request.parallel
+            weights,
+            plan,
+            dtype,
+            device,
+            request.block_size,
+            request.kv_cache_dtype,
+            streams,
+            parallel=request.parallel,
         )
         return source.family.build(source.config, context), weights
     finally:
         source.checkpoint.close()
 
 
+def _keeps_fp8(request: LoadRequest, source: OpenModel, plan: PlanBuilder) -> bool:
+    if source.config.fp8 is None:
+        return False
+    if request.fp8_weights not in _FP8_WEIGHTS:
+        raise LoadError(f"fp8_weights is {request.fp8_weights!r}, expected {' or '.join(_FP8_WEIGHTS)}")
+    kind, reason = request.fp8_weights, "it was asked for"
+    if kind == "auto":
+        on_gpu = plan.machine.device != "cpu"
+        kind = "kept" if on_gpu else "expanded"
+        reason = "a step reads half the bytes" if on_gpu else "the cpu has no arithmetic for them"
+    plan.decide("fp8_weights", kind, reason)
+    return kind == "kept"
+
+
 def _ignored(source: OpenModel) -> tuple[str, ...]:
     """Patterns of tensors that a checkpoint may hold and the model does not use."""
     config, patterns = source.config, list(source.family.ignored)
+    if config.fp8:
+        # Fixed scales of activations: theirs are taken from what they hold, which is never less exact.
+        patterns.append(r"\.input_scale$")
     if config.tied:
         patterns.append(r"^lm_head\.weight$")
     extra = range(config.num_layers, config.num_layers + config.extra_layers)
@@ -230,13 +260,14 @@ def _open_hf(path: Path) -> OpenModel:
     raw = HfConfig.read(path / "config.json")
     family = family_of_hf(raw)
     config = family.from_hf(raw)
-    return OpenModel(family, config, SafetensorsCheckpoint(path))
+    return OpenModel(family, config, SafetensorsCheckpoint(path, config.fp8))
 
 
 def _open_dummy(path: Path, seed: int) -> OpenModel:
     raw = HfConfig.read(path / "config.json" if path.is_dir() else path)
     family = family_of_hf(raw)
-    return OpenModel(family, family.from_hf(raw), DummyCheckpoint(path, seed))
+    config = family.from_hf(raw)
+    return OpenModel(family, config, DummyCheckpoint(path, seed, config.fp8))
 
 
 def return_free_memory() -> None:
