@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from frizzen.kernels.draft_ops import ATTENTION_DRAFT
 from frizzen.kernels.facts import Facts, ShapeValue, detect_machine
 from frizzen.kernels.fp8_ops import LINEAR_FP8, MOE_EXPERTS_FP8
 from frizzen.kernels.moe_ops import MOE_EXPERTS, MOE_ROUTE
@@ -44,6 +45,7 @@ INTERPRETED_SHAPES = {
     LM_HEAD: (1,),
     LM_HEAD_TIED: (1,),
     ATTENTION_PAGED: (3, 5, 7),
+    ATTENTION_DRAFT: (1, 6, 10, 15),
     MOE_ROUTE: (1, 3, 4, 6, 7),
     MOE_EXPERTS: (3, 4),
     LINEAR_FP8: (3, 4),

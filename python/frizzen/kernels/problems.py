@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 from frizzen.kernels import (
+    draft_problems,
+    draft_reference,
     family_problems,
     fp8_problems,
     fp8_reference,
@@ -54,6 +56,7 @@ OPS: tuple[Op[Any], ...] = (
     *moe_problems.OPS,
     *family_problems.OPS,
     *fp8_problems.OPS,
+    *draft_problems.OPS,
 )
 
 TOLERANCE = {torch.float32: (1e-4, 1e-5), torch.bfloat16: (2e-2, 2e-2), torch.float16: (3e-3, 3e-3)}
@@ -162,6 +165,7 @@ def _runs(op: str) -> Iterator[tuple[str, Run]]:
         yield from moe_problems.runs(op)
         yield from family_problems.runs(op)
         yield from fp8_problems.runs(op)
+        yield from draft_problems.runs(op)
         return
     yield "one decode", _attention((1, 1))
     yield "decodes", _attention((5, 1), (16, 1), (17, 1), (130, 1), (1, 1))
@@ -222,6 +226,7 @@ SHAPES: Mapping[str, tuple[Mapping[str, ShapeValue], ...]] = {
     **moe_problems.SHAPES,
     **family_problems.SHAPES,
     **fp8_problems.SHAPES,
+    **draft_problems.SHAPES,
 }
 """Shapes for the conformance test, by op: real ones, and ones that no tile divides."""
 
@@ -230,6 +235,7 @@ _ORACLES = (
     *reference.CANDIDATES,
     *moe_reference.CANDIDATES,
     *mla_reference.CANDIDATES,
+    *draft_reference.CANDIDATES,
     *sparsemixer.CANDIDATES,
     *fp8_reference.ORACLES,
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from frizzen.kernels.ops import (
 )
 from frizzen.kernels.plan import Op, PlanBuilder
 from frizzen.kernels.torch_ops import embedding, silu_mul
+from frizzen.parallel.config import ParallelConfig
 from frizzen.parallel.streams import NO_STREAMS, Streams
 from frizzen.quantize.fp8 import Fp8Weight
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     # The loader builds models out of layers: at run time, layers know nothing of it.
     from frizzen.loading.checkpoint import Weights
 
-__all__ = ["BuildContext", "Map", "Norm", "NormPlace", "Normed", "NormedMap"]
+__all__ = ["BuildContext", "Map", "Norm", "NormPlace", "Normed", "NormedMap", "Sight"]
 
 Map = Callable[[Tensor], Tensor]
 Norm = Callable[[Tensor, Tensor | None], Tensor]
@@ -74,6 +75,16 @@ class _SiluMulOf:
 
 
 @dataclass(frozen=True, slots=True)
+class Sight:
+    """What the tokens of a draft layer see, where it is not simply what came before them."""
+
+    causal: bool = True
+    """Whether a token sees only what came before it; otherwise all tokens of its row."""
+    first: int = 0
+    """Slots at the beginning of a row that nobody sees."""
+
+
+@dataclass(frozen=True, slots=True)
 class BuildContext:
     """Handed down from the model to its layers; parameter names are relative to ``prefix``."""
 
@@ -88,6 +99,7 @@ class BuildContext:
     """Of the device; where none are given, layers run everything in the current one."""
     layer: int | None = None
     prefix: str = ""
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
 
     def at_layer(self, layer: int) -> BuildContext:
         """The context of one decoder layer."""
@@ -138,6 +150,11 @@ class BuildContext:
                 out_features=weight.shape[0],
             )
             return tied.prepare(weight)
+        return embedding(weight), self.head(head, bias=bias)
+
+    def head(self, name: str, *, bias: bool = False) -> Map:
+        """Hidden states to float32 logits."""
+        weight = self.take(name)
         kernel = self.plan.resolve(
             LM_HEAD,
             self.dtype,
@@ -146,7 +163,7 @@ class BuildContext:
             out_features=weight.shape[0],
             bias=bias,
         )
-        return embedding(weight), kernel.prepare(self.take(head), self.take(f"{head}.bias") if bias else None)
+        return kernel.prepare(weight, self.take(f"{name}.bias") if bias else None)
 
     def norm(self, site: str, name: str, eps: float, *, centred: bool = False) -> Norm:
         """An RMS norm; if ``centred``, a layer norm, whose bias is ``{name}.bias``."""

@@ -36,6 +36,8 @@ class Stored:
     """A view of it."""
     packed: bool = False
     """Its bytes (uint8) stand for something else, as in MXFP4; otherwise it holds floating-point numbers."""
+    integers: bool = False
+    """It holds whole numbers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import ctypes
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -27,9 +27,20 @@ from frizzen.loading.safetensors import SafetensorsCheckpoint
 from frizzen.models.base import CausalLM, Family
 from frizzen.models.config import DecoderConfig
 from frizzen.models.families import family_of_gguf, family_of_hf
+from frizzen.parallel.config import ParallelConfig
 from frizzen.parallel.streams import Streams
 
-__all__ = ["LoadRequest", "Rehearsed", "load_model", "rehearse_model", "return_free_memory"]
+__all__ = [
+    "LoadRequest",
+    "OpenModel",
+    "Rehearsed",
+    "choose_dtype",
+    "detect_format",
+    "load_model",
+    "open_model",
+    "rehearse_model",
+    "return_free_memory",
+]
 
 _FP8_WEIGHTS = ("auto", "kept", "expanded")
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -57,6 +68,8 @@ class LoadRequest:
     """``kept`` as they are stored, ``expanded`` to ``dtype``, or ``auto``: kept on a GPU."""
     progress: Progress | None = None
     """Called with (parameters read, parameters in total)."""
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    """How the model is spread over devices."""
 
 
 @contextmanager
@@ -83,7 +96,9 @@ class Rehearsed:
 
 
 @dataclass(frozen=True, slots=True)
-class _Source:
+class OpenModel:
+    """An open checkpoint and what it holds; whoever opened it closes it."""
+
     family: Family
     config: DecoderConfig
     checkpoint: Checkpoint
@@ -123,8 +138,8 @@ def rehearse_model(request: LoadRequest, plan: PlanBuilder) -> Rehearsed:
 
 
 def _build(request: LoadRequest, plan: PlanBuilder, device: torch.device) -> tuple[CausalLM, Weights]:
-    dtype = _choose_dtype(request.dtype, plan)
-    source = _open(request, catalog.resolve(request.model))
+    dtype = choose_dtype(request.dtype, plan)
+    source = open_model(request)
     try:
         weights = Weights(
             source.checkpoint,
@@ -137,14 +152,21 @@ def _build(request: LoadRequest, plan: PlanBuilder, device: torch.device) -> tup
         )
         streams = Streams(device)
         context = BuildContext(
-            weights, plan, dtype, device, request.block_size, request.kv_cache_dtype, streams
+            weights,
+            plan,
+            dtype,
+            device,
+            request.block_size,
+            request.kv_cache_dtype,
+            streams,
+            parallel=request.parallel,
         )
         return source.family.build(source.config, context), weights
     finally:
         source.checkpoint.close()
 
 
-def _keeps_fp8(request: LoadRequest, source: _Source, plan: PlanBuilder) -> bool:
+def _keeps_fp8(request: LoadRequest, source: OpenModel, plan: PlanBuilder) -> bool:
     if source.config.fp8 is None:
         return False
     if request.fp8_weights not in _FP8_WEIGHTS:
@@ -158,7 +180,7 @@ def _keeps_fp8(request: LoadRequest, source: _Source, plan: PlanBuilder) -> bool
     return kind == "kept"
 
 
-def _ignored(source: _Source) -> tuple[str, ...]:
+def _ignored(source: OpenModel) -> tuple[str, ...]:
     """Patterns of tensors that a checkpoint may hold and the model does not use."""
     config, patterns = source.config, list(source.family.ignored)
     if config.fp8:
@@ -170,7 +192,13 @@ def _ignored(source: _Source) -> tuple[str, ...]:
     return (*patterns, *(rf"^model\.layers\.{layer}\." for layer in extra))
 
 
-def _choose_dtype(name: str, plan: PlanBuilder) -> torch.dtype:
+def open_model(request: LoadRequest) -> OpenModel:
+    """Opens the checkpoint that ``request`` names and reads its configuration; raises as ``load_model``."""
+    return _open(request, catalog.resolve(request.model))
+
+
+def choose_dtype(name: str, plan: PlanBuilder) -> torch.dtype:
+    """The dtype that a name stands for, as a decision of the plan."""
     if name == "auto":
         dtype, reason = default_dtype(plan.machine)
     elif name in _DTYPES:
@@ -181,19 +209,20 @@ def _choose_dtype(name: str, plan: PlanBuilder) -> torch.dtype:
     return dtype
 
 
-def _open(request: LoadRequest, path: Path) -> _Source:
-    openers: dict[str, Callable[[], _Source]] = {
+def _open(request: LoadRequest, path: Path) -> OpenModel:
+    openers: dict[str, Callable[[], OpenModel]] = {
         "gguf": lambda: _open_gguf(path),
         "safetensors": lambda: _open_hf(path),
         "dummy": lambda: _open_dummy(path, request.seed),
     }
-    name = _detect_format(path) if request.load_format == "auto" else request.load_format
+    name = detect_format(path) if request.load_format == "auto" else request.load_format
     if name not in openers:
         raise LoadError(f"load_format is {name!r}, expected auto, {', '.join(openers)}")
     return openers[name]()
 
 
-def _detect_format(path: Path) -> str:
+def detect_format(path: Path) -> str:
+    """``gguf`` or ``safetensors``, by what is there."""
     if path.is_file():
         return "gguf" if path.suffix == ".gguf" else "safetensors"
     if any(path.glob("*.safetensors")):
@@ -205,7 +234,7 @@ def _detect_format(path: Path) -> str:
     raise LoadError(f"{path} holds neither *.safetensors nor *.gguf{hint}")
 
 
-def _open_gguf(path: Path) -> _Source:
+def _open_gguf(path: Path) -> OpenModel:
     if path.is_dir():
         files = sorted(path.glob("*.gguf"))
         if len(files) != 1:
@@ -217,26 +246,28 @@ def _open_gguf(path: Path) -> _Source:
         if (parts := meta.values.get("split.count", 1)) != 1:
             raise LoadError(f"{path} is one of {parts} parts of a split GGUF: merge them into one file")
         family = family_of_gguf(meta)
-        return _Source(family, family.from_gguf(meta, "output.weight" not in checkpoint.shapes()), checkpoint)
+        return OpenModel(
+            family, family.from_gguf(meta, "output.weight" not in checkpoint.shapes()), checkpoint
+        )
     except BaseException:
         checkpoint.close()
         raise
 
 
-def _open_hf(path: Path) -> _Source:
+def _open_hf(path: Path) -> OpenModel:
     if path.is_file():
         raise LoadError(f"{path} is a single file: name the directory that has its config.json")
     raw = HfConfig.read(path / "config.json")
     family = family_of_hf(raw)
     config = family.from_hf(raw)
-    return _Source(family, config, SafetensorsCheckpoint(path, config.fp8))
+    return OpenModel(family, config, SafetensorsCheckpoint(path, config.fp8))
 
 
-def _open_dummy(path: Path, seed: int) -> _Source:
+def _open_dummy(path: Path, seed: int) -> OpenModel:
     raw = HfConfig.read(path / "config.json" if path.is_dir() else path)
     family = family_of_hf(raw)
     config = family.from_hf(raw)
-    return _Source(family, config, DummyCheckpoint(path, seed, config.fp8))
+    return OpenModel(family, config, DummyCheckpoint(path, seed, config.fp8))
 
 
 def return_free_memory() -> None:

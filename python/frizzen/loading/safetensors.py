@@ -27,8 +27,9 @@ __all__ = ["SafetensorsCheckpoint"]
 
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _PACKED = {"U8": torch.uint8}
+_INTEGERS = {"I64": torch.int64, "I32": torch.int32}
 _FP8 = "F8_E4M3"
-_SIZED = _DTYPES | _PACKED | {_FP8: FP8}
+_SIZED = _DTYPES | _PACKED | _INTEGERS | {_FP8: FP8}
 _SCALES = ("_scale_inv", "_scale")
 """What the names of scales add to those of their tensors; both are factors."""
 _MAX_HEADER = 100 << 20
@@ -161,7 +162,8 @@ class SafetensorsCheckpoint:
     def _tensor(self, stored: Stored) -> Tensor:
         if self._in_fp8(stored):
             return self._fp8_weight(stored).expand(torch.float32)
-        entry, dtypes = self._entries[stored.name], _PACKED if stored.packed else _DTYPES
+        entry = self._entries[stored.name]
+        dtypes = _PACKED if stored.packed else _INTEGERS if stored.integers else _DTYPES
         if entry.dtype not in dtypes:
             raise UnsupportedModelError(
                 f"{entry.file.path}: {stored.name} is stored as {entry.dtype}, "

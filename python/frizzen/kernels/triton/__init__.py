@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from frizzen.kernels.draft_ops import ATTENTION_DRAFT
 from frizzen.kernels.facts import Facts
 from frizzen.kernels.fp8_ops import LINEAR_FP8, MOE_EXPERTS_FP8
 from frizzen.kernels.moe_ops import MOE_EXPERTS, MOE_ROUTE
@@ -110,6 +111,7 @@ CANDIDATES = (
     _candidate(NORM_RMS.name, "norm", "RmsNorm"),
     _candidate(ROPE.name, "rope", "Rope", _requires_token_layout),
     _candidate(ATTENTION_PAGED.name, "paged_attention", "PagedAttention", _requires_attention),
+    _candidate(ATTENTION_DRAFT.name, "paged_attention", "PagedAttention"),
     _candidate(MOE_ROUTE.name, "route", "Router", _requires_power_of_two_groups),
     _candidate(MOE_EXPERTS.name, "moe", "MoeExperts", _requires_aligned_rows),
     _candidate(LINEAR_FP8.name, "fp8_linear", "Fp8Linear", _requires_fp8),

@@ -130,9 +130,12 @@ def paged_attention(
     GROUP: tl.constexpr, D: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr, SOFTCAP: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, SEARCH: tl.constexpr, SPLIT: tl.constexpr, SPLIT_LEAST: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    PRECISION: tl.constexpr, PDL: tl.constexpr,
+    PRECISION: tl.constexpr, PDL: tl.constexpr, CAUSAL: tl.constexpr, FIRST: tl.constexpr,
 ):  # fmt: skip
-    """One tile, or one split of its context; ``scale`` has the factor of the base-2 softmax in it."""
+    """One tile, or one split of its context; ``scale`` has the factor of the base-2 softmax in it.
+
+    Nobody sees the positions below ``FIRST``; unless ``CAUSAL``, every query stands at its row's end.
+    """
     kv_head = tl.program_id(0)
     # The last tile of a prompt has the longest context: it starts first.
     tile = tiles - 1 - tl.program_id(1)
@@ -158,10 +161,13 @@ def paged_attention(
     q = tl.load(q_at, mask=real[:, None] & wide[None, :], other=0.0)
 
     first_position = context - width + tile_in_row * BLOCK_Q
+    if not CAUSAL:
+        first_position = context - 1
+        query_position = query * 0 + first_position
     end = tl.minimum(first_position + BLOCK_Q, context)
-    start = 0
+    start = FIRST
     if WINDOW > 0:
-        start = tl.maximum(first_position - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
+        start = tl.maximum(tl.maximum(first_position - WINDOW + 1, 0) // BLOCK_N * BLOCK_N, FIRST)
     if SPLIT:
         share = tl.maximum(tl.cdiv(tl.cdiv(end - start, splits), BLOCK_N) * BLOCK_N, SPLIT_LEAST)
         start += split * share

@@ -81,7 +81,7 @@ class _State:
 
 @dataclass(frozen=True, slots=True)
 class PagedAttention:
-    """See ``attention.paged``."""
+    """See ``attention.paged``, and ``attention.draft``, whose rows may see other positions."""
 
     heads: int
     kv_heads: int
@@ -95,6 +95,8 @@ class PagedAttention:
     target: Target
     tile: Callable[[int, int], Tile]
     """The tile for rows of at most so many (token, head) pairs, and so many programs per multiprocessor."""
+    causal: bool = True
+    first: int = 0
     capturable: ClassVar[bool] = True
 
     @property
@@ -104,7 +106,7 @@ class PagedAttention:
 
     @classmethod
     def build(cls, facts: Facts, tile: Callable[[int, int], Tile] | None = None) -> PagedAttention:
-        """The kernel for one head geometry. A fact ``softcap`` is optional; 0 is none."""
+        """The kernel for one head geometry. A fact ``softcap`` is optional; 0 is none. So are a draft's."""
         heads, kv_heads, head_dim = (facts.size(name) for name in ("heads", "kv_heads", "head_dim"))
         best = functools.partial(_tile_for, group=heads // kv_heads, head_dim=head_dim, dtype=facts.dtype)
         return cls(
@@ -119,6 +121,8 @@ class PagedAttention:
             kv_dtype=cache_dtype(facts),
             target=Target.of(facts, shared_memory=140_000),
             tile=tile or best,
+            causal=bool(facts["causal"]) if "causal" in facts else True,
+            first=facts.size("first") if "first" in facts else 0,
         )
 
     def bytes_per_token(self) -> int:
@@ -208,6 +212,7 @@ class PagedAttention:
             block_stride, token_stride, head_stride, self.scale * LOG2E.value, self.softcap,
             WINDOW=self.window, SOFTCAP=self.softcap > 0, BLOCK_SIZE=self.block_size, SPLIT=launch.splits > 1,
             SPLIT_LEAST=_SPLIT_LEAST, BLOCK_N=tile.n, PRECISION=precision(self.dtype),
+            CAUSAL=self.causal, FIRST=self.first,
             num_warps=tile.warps, num_stages=tile.stages, **shared,
         )  # fmt: skip
         if launch.splits > 1:
