@@ -214,6 +214,9 @@ pub struct HttpArgs {
     /// Largest request body, such as 32M
     #[arg(long, value_name = "BYTES", default_value = "32M", value_parser = parse_size)]
     pub body_limit: u64,
+    /// Bytes for finished responses that later ones may refer to (`previous_response_id`), such as 64M; 0 stores none
+    #[arg(long, value_name = "BYTES", default_value = "64M", value_parser = parse_size)]
+    pub response_store: u64,
     /// Seconds that open requests get to end after SIGTERM
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = parse_seconds)]
     pub drain_timeout: Duration,

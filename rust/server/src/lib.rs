@@ -1,16 +1,18 @@
 //! The HTTP server. It knows the engine by its handle and never touches Python.
 //!
 //! * [`config`]: the flags. [`state`]: what handlers share.
-//! * [`routes`]: the route table. [`edge`]: request ids, keys, metrics. [`handlers`]: the handlers. [`body`],
+//! * [`routes`]: the route table. [`edge`]: request ids, keys, metrics. [`handlers`], [`dialects`]: the handlers. [`body`],
 //!   [`auth`], [`ids`], [`error`]: their parts.
 //! * [`request`]: bodies, parsed and checked. [`prepare`], [`lower`]: from there to the engine.
 //! * [`parsing`]: which parsers read the model's text. [`parse`]: them alone, without a model.
+//! * [`store`]: finished responses, for requests that refer to them.
 //! * [`output`]: from the engine's deltas to the bytes of an answer.
 //! * [`serve`], [`shutdown`]: life of a server. [`logging`]: the log. [`mock`]: a server without a model.
 
 pub mod auth;
 pub mod body;
 pub mod config;
+pub mod dialects;
 pub mod edge;
 pub mod error;
 pub mod handlers;
@@ -28,6 +30,7 @@ pub mod routes;
 pub mod serve;
 pub mod shutdown;
 pub mod state;
+pub mod store;
 
 pub use config::ServerConfig;
 pub use serve::{Outcome, runtime};

@@ -6,6 +6,7 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use axum::routing::{MethodFilter, MethodRouter, on};
 
+use crate::dialects;
 use crate::error::{ApiError, quoted};
 use crate::handlers;
 use crate::state::SharedState;
@@ -35,6 +36,16 @@ pub enum Endpoint {
     Chat,
     /// Completions.
     Completions,
+    /// Responses.
+    Responses,
+    /// A stored response.
+    Response,
+    /// Cancels a response.
+    CancelResponse,
+    /// Messages.
+    Messages,
+    /// The length of a prompt of messages.
+    CountTokens,
     /// The list of models.
     Models,
     /// One model.
@@ -94,6 +105,10 @@ const fn open(route: Route) -> Route {
     Route { auth: Auth::Open, ..route }
 }
 
+const fn second(route: Route) -> Route {
+    Route { tier: 2, ..route }
+}
+
 const fn absent(tier: u8, route: Route) -> Route {
     Route { tier, ..route }
 }
@@ -104,6 +119,19 @@ const NONE: Endpoint = Endpoint::Unsupported;
 pub const ROUTES: &[Route] = &[
     post("/v1/chat/completions", Endpoint::Chat, "answer a conversation"),
     post("/v1/completions", Endpoint::Completions, "go on with a text or with token ids"),
+    second(post("/v1/responses", Endpoint::Responses, "answer a conversation, as OpenAI's responses")),
+    second(get("/v1/responses/{id}", Endpoint::Response, "a stored response")),
+    second(post(
+        "/v1/responses/{id}/cancel",
+        Endpoint::CancelResponse,
+        "refused: none is made in the background",
+    )),
+    second(post("/v1/messages", Endpoint::Messages, "answer a conversation, as Anthropic's messages")),
+    second(post(
+        "/v1/messages/count_tokens",
+        Endpoint::CountTokens,
+        "the prompt's tokens of such a conversation",
+    )),
     get("/v1/models", Endpoint::Models, "the names under which the model answers"),
     get("/v1/models/{*id}", Endpoint::Model, "one of these names"),
     open(get("/health", Endpoint::Health, "200 when ready, 503 with the phase otherwise")),
@@ -123,11 +151,6 @@ pub const ROUTES: &[Route] = &[
     absent(1, post("/invocations", NONE, "SageMaker's one route for every task")),
     absent(1, get("/tokenizer_info", NONE, "the tokenizer's configuration")),
     absent(2, get("/health_generate", NONE, "health by generating one token")),
-    absent(2, post("/v1/responses", NONE, "the responses dialect")),
-    absent(2, get("/v1/responses/{id}", NONE, "a stored response")),
-    absent(2, post("/v1/responses/{id}/cancel", NONE, "cancel a response")),
-    absent(2, post("/v1/messages", NONE, "the messages dialect")),
-    absent(2, post("/v1/messages/count_tokens", NONE, "count a prompt in the messages dialect")),
     absent(2, post("/v1/embeddings", NONE, "embeddings")),
     absent(2, post("/v2/embed", NONE, "embeddings in another dialect")),
     absent(2, post("/pooling", NONE, "pooled hidden states")),
@@ -176,6 +199,13 @@ pub const ROUTES: &[Route] = &[
     absent(3, get("/info", NONE, "the model's configuration in another dialect")),
 ];
 
+impl Route {
+    /// Whether its errors are in Anthropic's form.
+    pub const fn is_anthropic(&self) -> bool {
+        matches!(self.endpoint, Endpoint::Messages | Endpoint::CountTokens)
+    }
+}
+
 /// The route of a path template and method; HEAD counts as GET.
 pub fn find(template: &str) -> impl Iterator<Item = &'static Route> {
     ROUTES.iter().filter(move |route| route.path == template)
@@ -198,6 +228,11 @@ fn method_router(route: &Route) -> MethodRouter<SharedState> {
     match route.endpoint {
         Endpoint::Chat => on(filter, handlers::chat),
         Endpoint::Completions => on(filter, handlers::completions),
+        Endpoint::Responses => on(filter, dialects::responses),
+        Endpoint::Response => on(filter, dialects::response),
+        Endpoint::CancelResponse => on(filter, dialects::cancel_response),
+        Endpoint::Messages => on(filter, dialects::messages),
+        Endpoint::CountTokens => on(filter, dialects::count_tokens),
         Endpoint::Models => on(filter, handlers::models),
         Endpoint::Model => on(filter, handlers::model),
         Endpoint::Health => on(filter, handlers::health),

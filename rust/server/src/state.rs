@@ -19,6 +19,7 @@ use crate::ids::IdSource;
 use crate::request::chat::Conversation;
 use crate::request::constraint::refused;
 use crate::request::{Limits, RequestedGrammar, Unused};
+use crate::store::ResponseStore;
 
 /// How handlers hold the state.
 pub type SharedState = Arc<AppState>;
@@ -110,6 +111,8 @@ pub struct AppState {
     text: OnceLock<TextModel>,
     /// Made by the first request that needs it: most servers get none, and it takes a while.
     grammars: OnceLock<Result<GrammarCompiler, GrammarError>>,
+    /// Finished responses.
+    pub store: Arc<ResponseStore>,
     warned: Mutex<HashSet<String>>,
 }
 
@@ -136,6 +139,7 @@ impl AppState {
             created: unix_time(),
             text: OnceLock::new(),
             grammars: OnceLock::new(),
+            store: Arc::new(ResponseStore::new(config.http.response_store)),
             warned: Mutex::default(),
         })
     }
