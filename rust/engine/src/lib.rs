@@ -3,6 +3,7 @@
 //! * [`engine`]: the loop.
 //! * [`worker`]: the trait the loop drives, and what a worker says of itself.
 //! * [`handle`]: the front end's side; [`mailbox`]: how outputs travel.
+//! * [`pause`]: holding requests back.
 //! * [`arena`]: a step as flat arrays, for workers on the other side of a language border.
 //! * [`speculation_options`]: what flags and library options say about drafts.
 //! * `speculation`: when drafts are proposed and who is told what came of them.
@@ -13,6 +14,7 @@ pub mod engine;
 pub mod handle;
 pub mod mailbox;
 pub mod mock;
+pub mod pause;
 mod speculation;
 pub mod speculation_options;
 pub mod worker;
@@ -20,5 +22,6 @@ pub mod worker;
 pub use engine::{Engine, EngineOptions, EngineSeat, Turn, seat};
 pub use handle::{EngineHandle, Health, Load};
 pub use mailbox::{Mailbox, OutputStream};
+pub use pause::PauseMode;
 pub use speculation_options::{ResolvedSpeculation, SpeculationOptions};
 pub use worker::{Worker, WorkerError, WorkerInfo};

@@ -1,4 +1,4 @@
-//! The handlers of the dialects that are translated into a chat.
+//! The handlers of the dialects that are translated into a chat or a completion.
 
 use axum::extract::{Path, Request, State};
 use axum::http::StatusCode;
@@ -32,6 +32,11 @@ pub async fn cancel_response(State(state): State<SharedState>, Path(id): Path<St
 /// `POST /v1/messages`
 pub async fn messages(State(state): State<SharedState>, request: Request) -> Answer {
     generate(state, request, Dialect::Messages).await
+}
+
+/// `POST /inference/v1/generate`
+pub async fn tokens(State(state): State<SharedState>, request: Request) -> Answer {
+    generate(state, request, Dialect::Tokens).await
 }
 
 /// `POST /v1/messages/count_tokens`

@@ -1,7 +1,7 @@
 //! The HTTP server. It knows the engine by its handle and never touches Python.
 //!
 //! * [`config`]: the flags. [`state`]: what handlers share.
-//! * [`routes`]: the route table. [`edge`]: request ids, keys, metrics. [`handlers`], [`dialects`]: the handlers. [`body`],
+//! * [`routes`]: the route table. [`edge`]: request ids, keys, metrics. [`handlers`], [`dialects`], [`administration`]: the handlers. [`openapi`]: its description. [`body`],
 //!   [`auth`], [`ids`], [`error`]: their parts.
 //! * [`request`]: bodies, parsed and checked. [`prepare`], [`lower`]: from there to the engine.
 //! * [`parsing`]: which parsers read the model's text. [`parse`]: them alone, without a model.
@@ -9,6 +9,7 @@
 //! * [`output`]: from the engine's deltas to the bytes of an answer.
 //! * [`serve`], [`shutdown`]: life of a server. [`logging`]: the log. [`mock`]: a server without a model.
 
+pub mod administration;
 pub mod auth;
 pub mod body;
 pub mod config;
@@ -21,6 +22,7 @@ mod json;
 pub mod logging;
 pub mod lower;
 pub mod mock;
+pub mod openapi;
 pub mod output;
 pub mod parse;
 pub mod parsing;

@@ -14,11 +14,12 @@ use crate::lower::{Lowered, Plan, PromptKind, Reading, TokenPrompt};
 use crate::output::message::{Reader, Shape};
 use crate::output::messages::Messages;
 use crate::output::responses::Responses;
+use crate::output::tokens::Tokens;
 use crate::output::writer::Header;
 use crate::output::{Echo, Envelope, Pieces, Writer, chat, completion};
 use crate::request::{
     ChatRequest, Common, CompletionRequest, Dialect, Fields, Limits, Prompt, ResponsesRequest, ToolChoice,
-    messages,
+    messages, tokens,
 };
 use crate::state::{AppState, TextModel, unix_time};
 use crate::store::Keep;
@@ -74,7 +75,12 @@ fn prepare_now(state: &AppState, dialect: Dialect, body: &[u8], name: Arc<str>) 
             job.chat(&request.chat, &limits, Voice::Responses { echo: request.echo, store: request.store })
                 .map_err(|error| error.renamed(&[("messages", "input")]))
         }
-        Dialect::Completions => job.completion(CompletionRequest::read(fields, &limits)?, &limits),
+        Dialect::Completions => job.completion(CompletionRequest::read(fields, &limits)?, &limits, dialect),
+        Dialect::Tokens => {
+            let (request, unused) = tokens::read(fields, &limits)?;
+            state.note(&unused);
+            job.completion(request, &limits, dialect)
+        }
     }
 }
 
@@ -214,7 +220,12 @@ impl Job<'_> {
         (0..request.common.n).map(reader).collect()
     }
 
-    fn completion(self, request: CompletionRequest, limits: &Limits) -> Result<Lowered, ApiError> {
+    fn completion(
+        self,
+        request: CompletionRequest,
+        limits: &Limits,
+        dialect: Dialect,
+    ) -> Result<Lowered, ApiError> {
         let CompletionRequest { common, prompts, echo } = request;
         let served = self.state.check_model(common.model.as_deref())?;
         self.state.check_samples(prompts.len() * common.n as usize)?;
@@ -224,15 +235,36 @@ impl Job<'_> {
         let prompts = prompts.collect::<Result<Vec<_>, _>>()?;
         let grammar = self.state.grammar(common.grammar.as_ref())?;
         let name = self.answer_name(&common);
-        let writer = completion::Completion::new(
-            envelope(&format!("cmpl-{name}"), served, ["text_completion"; 2], &common, grammar.as_deref()),
-            self.pieces(&common),
-            prompts.iter().map(|prompt| Arc::clone(&prompt.tokens)).collect(),
-            common.n as usize,
-            as_count(common.params.logprobs),
-            as_count(common.params.prompt_logprobs),
-        );
-        plan.lower(&prompts, grammar.as_ref(), &name, &self.model.tokenizer, Box::new(writer))
+        let logprobs = as_count(common.params.logprobs);
+        let prompt_logprobs = as_count(common.params.prompt_logprobs);
+        let writer: Box<dyn Writer> = if dialect == Dialect::Tokens {
+            let header = Header {
+                id: &name,
+                created: unix_time(),
+                model: served,
+                request_id: Some(&name),
+                grammar_enforced: enforced(grammar.as_deref()),
+            };
+            let envelope = Envelope::new(&header, "generation.chunk", "generation", common.shown.clone());
+            let prompt = Arc::clone(&prompts[0].tokens);
+            Box::new(Tokens::new(envelope, self.pieces(&common), prompt, logprobs, prompt_logprobs))
+        } else {
+            Box::new(completion::Completion::new(
+                envelope(
+                    &format!("cmpl-{name}"),
+                    served,
+                    ["text_completion"; 2],
+                    &common,
+                    grammar.as_deref(),
+                ),
+                self.pieces(&common),
+                prompts.iter().map(|prompt| Arc::clone(&prompt.tokens)).collect(),
+                common.n as usize,
+                logprobs,
+                prompt_logprobs,
+            ))
+        };
+        plan.lower(&prompts, grammar.as_ref(), &name, &self.model.tokenizer, writer)
     }
 
     fn token_prompt(
@@ -280,6 +312,7 @@ fn envelope(
     common: &Common,
     grammar: Option<&Grammar>,
 ) -> Envelope {
-    let header = Header { id, created: unix_time(), model, grammar_enforced: enforced(grammar) };
+    let header =
+        Header { id, created: unix_time(), model, request_id: None, grammar_enforced: enforced(grammar) };
     Envelope::new(&header, chunk, whole, common.shown.clone())
 }

@@ -12,6 +12,7 @@ use frizzen_metrics::{EngineMetrics, HttpMetrics, Metrics};
 use frizzen_text::parse::Format;
 use frizzen_text::{ChatTemplate, LoadError, RenderRequest, Tokenizer};
 
+use crate::administration;
 use crate::auth::ApiKeys;
 use crate::config::{HttpArgs, SchedulingPolicy, ServerConfig};
 use crate::error::{ApiError, quoted};
@@ -111,6 +112,8 @@ pub struct AppState {
     text: OnceLock<TextModel>,
     /// Made by the first request that needs it: most servers get none, and it takes a while.
     grammars: OnceLock<Result<GrammarCompiler, GrammarError>>,
+    /// What the flags say.
+    pub description: serde_json::Value,
     /// Finished responses.
     pub store: Arc<ResponseStore>,
     warned: Mutex<HashSet<String>>,
@@ -139,6 +142,7 @@ impl AppState {
             created: unix_time(),
             text: OnceLock::new(),
             grammars: OnceLock::new(),
+            description: administration::describe(config),
             store: Arc::new(ResponseStore::new(config.http.response_store)),
             warned: Mutex::default(),
         })

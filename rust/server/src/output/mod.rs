@@ -17,6 +17,7 @@ pub mod messages;
 pub mod pieces;
 pub mod responses;
 pub mod stream;
+pub mod tokens;
 pub mod usage;
 pub mod writer;
 

@@ -46,6 +46,8 @@ pub struct Header<'a> {
     pub created: u64,
     /// The name of the model.
     pub model: &'a str,
+    /// The name of the request, where it is shown beside the id.
+    pub request_id: Option<&'a str>,
     /// Whether every part of the grammar that was asked for is enforced; `None` if none was.
     pub grammar_enforced: Option<bool>,
 }
@@ -62,6 +64,10 @@ impl Envelope {
             json::integer(&mut head, header.created);
             head.extend_from_slice(b",\"model\":");
             json::string(&mut head, header.model);
+            if let Some(name) = header.request_id {
+                head.extend_from_slice(b",\"request_id\":");
+                json::string(&mut head, name);
+            }
             if let Some(enforced) = header.grammar_enforced {
                 head.extend_from_slice(b",\"grammar_enforced\":");
                 head.extend_from_slice(if enforced { b"true" } else { b"false" });

@@ -99,19 +99,42 @@ const MESSAGES: &[Entry] = &[
     ("workspace_id", LABEL),
 ];
 
+/// `/inference/v1/generate`
+const TOKENS: &[Entry] = &[
+    ("cache_salt", Yes),
+    ("features", later(Off::Empty, NO_MEDIA)),
+    ("kv_transfer_params", later(Off::Empty, "kv transfer is not supported")),
+    ("model", Yes),
+    ("priority", Yes),
+    ("request_id", Yes),
+    ("sampling_params", Yes),
+    ("stream", Yes),
+    ("stream_options", Yes),
+    ("token_ids", Yes),
+];
+
 /// The own table of a translated dialect; `None` for the others.
 const fn own(dialect: Dialect) -> Option<&'static [Entry]> {
     match dialect {
         Dialect::Responses => Some(RESPONSES),
         Dialect::Messages => Some(MESSAGES),
+        Dialect::Tokens => Some(TOKENS),
         Dialect::Chat | Dialect::Completions => None,
+    }
+}
+
+/// The extras of a translated dialect. Token in, token out has them among its sampling parameters.
+const fn shared(dialect: Dialect) -> &'static [&'static str] {
+    match dialect {
+        Dialect::Responses | Dialect::Messages => SHARED,
+        Dialect::Chat | Dialect::Completions | Dialect::Tokens => &[],
     }
 }
 
 /// Every field of a translated dialect; none for the others.
 pub fn table(dialect: Dialect) -> impl Iterator<Item = Entry> {
     let own = own(dialect);
-    let shared = if own.is_some() { SHARED } else { &[] };
+    let shared = shared(dialect);
     let shared = shared.iter().map(|name| (*name, parity::support(Dialect::Chat, name)));
     own.unwrap_or_default().iter().copied().chain(shared)
 }
@@ -121,7 +144,8 @@ pub fn entry(dialect: Dialect, name: &str) -> Option<Entry> {
     let own = own(dialect)?;
     let found = own.binary_search_by(|(field, _)| (*field).cmp(name)).ok().map(|index| own[index]);
     found.or_else(|| {
-        let name = SHARED[SHARED.binary_search(&name).ok()?];
+        let shared = shared(dialect);
+        let name = shared[shared.binary_search(&name).ok()?];
         Some((name, parity::support(Dialect::Chat, name)))
     })
 }
@@ -132,10 +156,12 @@ mod tests {
 
     #[test]
     fn the_tables_are_sorted_and_share_no_name() {
-        for table in [RESPONSES, MESSAGES] {
+        for table in [RESPONSES, MESSAGES, TOKENS] {
             assert!(table.is_sorted_by(|(a, _), (b, _)| a < b));
-            assert!(table.iter().all(|(name, _)| !SHARED.contains(name)));
         }
+        assert!(
+            [RESPONSES, MESSAGES].iter().flat_map(|table| *table).all(|(name, _)| !SHARED.contains(name))
+        );
         assert!(SHARED.is_sorted_by(|a, b| a < b));
     }
 

@@ -105,6 +105,15 @@ impl Fields {
         Self { map: chat, dialect: Some(Dialect::Chat) }
     }
 
+    /// The same for a completion, whose own fields are checked here.
+    pub fn into_completion(self, mut completion: Map<String, Value>) -> Result<(Self, Unused), ApiError> {
+        let goes = |name: &str| matches!(parity::support(Dialect::Tokens, name), Support::Yes);
+        completion.extend(self.map.into_iter().filter(|(name, _)| goes(name)));
+        let fields = Self { map: completion, dialect: Some(Dialect::Completions) };
+        let unused = fields.check(Dialect::Completions)?;
+        Ok((fields, unused))
+    }
+
     /// The raw value; `None` for `null` too.
     pub fn take(&mut self, name: &'static str) -> Option<Value> {
         debug_assert!(

@@ -4,6 +4,7 @@
 //! * [`common`]: what both dialects share, [`constraint`] among it. * [`chat`], [`completion`]: the dialects.
 //!   [`tools`]: which tools may be called.
 //! * [`responses`], [`messages`]: dialects that are translated into a chat ([`translate`]; their fields: [`dialects`]).
+//!   [`tokens`]: one that is translated into a completion.
 
 pub mod chat;
 pub mod common;
@@ -14,6 +15,8 @@ pub mod fields;
 pub mod messages;
 pub mod parity;
 pub mod responses;
+pub mod schema;
+pub mod tokens;
 pub mod tools;
 mod translate;
 

@@ -19,6 +19,8 @@ pub enum Dialect {
     Responses,
     /// `/v1/messages`
     Messages,
+    /// `/inference/v1/generate`
+    Tokens,
 }
 
 /// What happens to a field.
@@ -99,7 +101,7 @@ impl Field {
             Dialect::Chat => self.chat,
             Dialect::Completions => self.completions,
             // They have tables of their own, since they share few names.
-            Dialect::Responses | Dialect::Messages => Unknown,
+            Dialect::Responses | Dialect::Messages | Dialect::Tokens => Unknown,
         }
     }
 }
@@ -254,7 +256,7 @@ pub fn entry(dialect: Dialect, name: &str) -> Option<(&'static str, Support)> {
         Dialect::Chat | Dialect::Completions => {
             lookup(name).map(|field| (field.name, field.support(dialect)))
         }
-        Dialect::Responses | Dialect::Messages => dialects::entry(dialect, name),
+        Dialect::Responses | Dialect::Messages | Dialect::Tokens => dialects::entry(dialect, name),
     }
 }
 

@@ -12,6 +12,7 @@ use super::fields::{Fields, Unused};
 use super::messages;
 use super::parity::{self, Dialect, Off, Support};
 use super::responses::ResponsesRequest;
+use super::tokens;
 use super::tools::ToolChoice;
 use crate::error::ApiError;
 
@@ -43,6 +44,7 @@ fn body(dialect: Dialect, name: &str, value: Value) -> Vec<u8> {
         Dialect::Chat => json!({"messages": [{"role": "user", "content": "q"}]}),
         Dialect::Completions => json!({"prompt": "q"}),
         Dialect::Responses => json!({"input": "q"}),
+        Dialect::Tokens => json!({"token_ids": [1, 2]}),
         Dialect::Messages => json!({"messages": [{"role": "user", "content": "q"}], "max_tokens": 5}),
     };
     body[name] = value;
@@ -59,6 +61,10 @@ fn read(dialect: Dialect, name: &str, value: Value) -> Result<super::Common, Api
             let (fields, _) = Fields::parse(&body, dialect)?;
             let recall = |_: &str| Ok(Vec::new());
             ResponsesRequest::read(fields, &LIMITS, &recall).map(|request| request.chat.common)
+        }
+        Dialect::Tokens => {
+            let (fields, _) = Fields::parse(&body, dialect)?;
+            tokens::read(fields, &LIMITS).map(|(request, _)| request.common)
         }
         Dialect::Messages => {
             let (fields, _) = Fields::parse(&body, dialect)?;
@@ -78,7 +84,8 @@ fn unused(dialect: Dialect, name: &str, value: Value) -> Unused {
 }
 
 const BOTH: [Dialect; 2] = [Dialect::Chat, Dialect::Completions];
-const ALL: [Dialect; 4] = [Dialect::Chat, Dialect::Completions, Dialect::Responses, Dialect::Messages];
+const ALL: [Dialect; 5] =
+    [Dialect::Chat, Dialect::Completions, Dialect::Responses, Dialect::Messages, Dialect::Tokens];
 
 #[test]
 fn every_supported_field_is_read() {
