@@ -158,7 +158,7 @@ fn text(args: &MockServeArgs) -> Result<TextModel, String> {
 
 /// Serves until a signal comes.
 pub fn serve(args: MockServeArgs) -> Result<ExitCode, String> {
-    frizzen_server::logging::init();
+    frizzen_server::logging::init(args.http.log_format);
     let text = text(&args)?;
     let mut worker = worker(&args, &text)?;
     // A hang lasts as long as the process: the watchdog is what ends it.

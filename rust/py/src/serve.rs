@@ -45,7 +45,7 @@ pub(crate) fn serve(py: Python<'_>, argv: Vec<String>) -> PyResult<u8> {
             return Ok(error.exit_code() as u8);
         }
     };
-    logging::init();
+    logging::init(config.http.log_format);
     if let Err(refusal) = config.speculation.resolve() {
         tracing::error!("{refusal}");
         return Ok(2);

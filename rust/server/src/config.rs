@@ -13,6 +13,7 @@ use frizzen_metrics::MetricsOptions;
 use frizzen_sched::Policy;
 use serde::Serialize;
 
+use crate::logging::LogFormat;
 use crate::parsing::ParsingArgs;
 
 /// Everything that `frizzen serve` takes.
@@ -223,6 +224,12 @@ pub struct HttpArgs {
     /// Seconds that one step may take before the engine counts as dead
     #[arg(long, value_name = "SECONDS", default_value = "300", value_parser = parse_seconds)]
     pub step_timeout: Duration,
+    /// Seconds that a client may take for the head of a request, and a connection may idle; 0 is no limit
+    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = parse_seconds)]
+    pub header_timeout: Duration,
+    /// Form of the log: text, or one JSON object per line
+    #[arg(long, value_enum, default_value_t)]
+    pub log_format: LogFormat,
     /// Seconds of silence in a stream after which a comment is sent; 0 never sends one
     #[arg(long, value_name = "SECONDS", default_value = "15", value_parser = parse_seconds)]
     pub keep_alive: Duration,

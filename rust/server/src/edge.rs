@@ -55,7 +55,11 @@ pub async fn edge(State(state): State<SharedState>, mut request: Request, next: 
     if !UNCOUNTED.contains(&handler) {
         let (status, seconds) = (response.status().as_u16(), started.elapsed().as_secs_f64());
         state.http_metrics.answered(method.as_str(), handler, status, seconds);
-        tracing::debug!(request = %name, %method, handler, status, seconds, "answered");
+        if status == 500 {
+            tracing::warn!(request = %name, %method, handler, status, seconds, "answered");
+        } else {
+            tracing::debug!(request = %name, %method, handler, status, seconds, "answered");
+        }
     }
     if method == HttpMethod::HEAD { response.map(|_| Body::empty()) } else { response }
 }

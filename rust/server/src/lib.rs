@@ -7,12 +7,13 @@
 //! * [`parsing`]: which parsers read the model's text. [`parse`]: them alone, without a model.
 //! * [`store`]: finished responses, for requests that refer to them.
 //! * [`output`]: from the engine's deltas to the bytes of an answer.
-//! * [`serve`], [`shutdown`]: life of a server. [`logging`]: the log. [`mock`]: a server without a model.
+//! * [`connections`]: listening and accepting. [`serve`], [`shutdown`]: life of a server. [`logging`]: the log. [`mock`]: a server without a model.
 
 pub mod administration;
 pub mod auth;
 pub mod body;
 pub mod config;
+pub mod connections;
 pub mod dialects;
 pub mod edge;
 pub mod error;
