@@ -478,6 +478,23 @@ mod tests {
     }
 
     #[test]
+    fn flags_with_which_nothing_can_work_are_refused_llama_cpp_23453() {
+        for bad in [
+            ["--max-model-len", "0"],
+            ["--max-model-len", "-1"],
+            ["--max-num-seqs", "-1"],
+            ["--max-num-batched-tokens", "0"],
+            ["--block-size", "-3"],
+            ["--kv-cache-memory", "1.5x"],
+            ["--port", "70000"],
+            ["--max-queue", "-1"],
+            ["--header-timeout", "inf"],
+        ] {
+            assert!(Cli::try_parse_from(["serve", "m"].iter().chain(&bad)).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
     fn a_flag_of_nothing_is_refused() {
         for bad in [
             ["m", "--max-num-seqs", "0"],
