@@ -29,9 +29,14 @@ pub(crate) enum Command {
     Pause(PauseMode, Sender<()>),
     /// Take requests again.
     Resume,
+    /// Ask the worker this, with this argument in JSON; it answers in JSON, or says why not.
+    Control(String, String, Sender<ControlAnswer>),
     /// Leave the loop after aborting what is left.
     Shutdown,
 }
+
+/// What a worker answers to a question: JSON, or why there is no answer.
+pub type ControlAnswer = std::result::Result<String, String>;
 
 /// How the engine is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -312,6 +317,14 @@ impl EngineHandle {
     pub fn reset_prefix_cache(&self) -> bool {
         let (answer, done) = std::sync::mpsc::channel();
         self.commands.send(Command::ResetPrefixCache(answer)).is_ok() && done.recv().unwrap_or(false)
+    }
+
+    /// Asks the worker something, JSON in and out. The answer comes between two steps; none ever comes if the loop ends.
+    pub fn control(&self, name: &str, argument: &str) -> Receiver<ControlAnswer> {
+        let (answer, answered) = std::sync::mpsc::channel();
+        // A loop that has ended drops the question, which the receiver notices.
+        let _ = self.commands.send(Command::Control(name.to_owned(), argument.to_owned(), answer));
+        answered
     }
 
     /// Takes nothing new from now on; what runs goes on.

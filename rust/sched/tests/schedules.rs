@@ -22,6 +22,7 @@ fn config() -> SchedulerConfig {
         num_blocks: 33,
         prefix_caching: true,
         long_prefill_threshold: 0,
+        spare_last_hit: false,
         policy: Policy::Fcfs,
         hash_seed: 1,
         admissions: AdmissionLimits::for_engine(4, 32, 64, 4, VOCAB),

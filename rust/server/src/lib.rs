@@ -1,13 +1,15 @@
 //! The HTTP server. It knows the engine by its handle and never touches Python.
 //!
 //! * [`config`]: the flags. [`state`]: what handlers share.
-//! * [`routes`]: the route table. [`edge`]: request ids, keys, metrics. [`handlers`], [`dialects`], [`administration`]: the handlers. [`openapi`]: its description. [`body`],
-//!   [`auth`], [`ids`], [`error`]: their parts.
+//! * [`routes`]: the route table; [`openapi`]: its description. [`edge`]: request ids, keys, metrics. [`handlers`],
+//!   [`dialects`], [`administration`]: the handlers. [`body`], [`auth`], [`ids`], [`error`]: their parts.
 //! * [`request`]: bodies, parsed and checked. [`prepare`], [`lower`]: from there to the engine.
 //! * [`parsing`]: which parsers read the model's text. [`parse`]: them alone, without a model.
 //! * [`store`]: finished responses, for requests that refer to them.
 //! * [`output`]: from the engine's deltas to the bytes of an answer.
-//! * [`connections`]: listening and accepting. [`serve`], [`shutdown`]: life of a server. [`logging`]: the log. [`mock`]: a server without a model.
+//! * [`connections`]: listening and accepting. [`serve`], [`shutdown`]: life of a server. [`logging`]: the log.
+//!   [`mock`]: a server without a model.
+//! * [`worker_report`]: what only the worker can count, for the metrics.
 
 pub mod administration;
 pub mod auth;
@@ -34,6 +36,7 @@ pub mod serve;
 pub mod shutdown;
 pub mod state;
 pub mod store;
+pub mod worker_report;
 
 pub use config::ServerConfig;
 pub use serve::{Outcome, runtime};
