@@ -204,6 +204,7 @@ pub async fn server_info(State(state): State<SharedState>) -> Answer {
         "reasoning": model.format.reasoning.map(|format| format.name),
         "tool_calls": model.format.tools.map(|format| format.name),
     });
+    info["generation_config"] = serde_json::to_value(model.defaults).unwrap_or_default();
     info["is_paused"] = state.engine.is_paused().into();
     info["is_sleeping"] = state.engine.is_asleep().into();
     Ok(to_json(&info))

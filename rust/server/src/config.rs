@@ -251,6 +251,9 @@ pub struct HttpArgs {
     /// Largest request body, such as 32M
     #[arg(long, value_name = "BYTES", default_value = "32M", value_parser = parse_size)]
     pub body_limit: u64,
+    /// Defaults of sampling: the model's `generation_config.json` (auto), OpenAI's (vllm, none), or those of a directory
+    #[arg(long, value_name = "auto|vllm|none|DIR", default_value = "auto")]
+    pub generation_config: String,
     /// Bytes for finished responses that later ones may refer to (`previous_response_id`), such as 64M; 0 stores none
     #[arg(long, value_name = "BYTES", default_value = "64M", value_parser = parse_size)]
     pub response_store: u64,

@@ -1,6 +1,6 @@
 //! The HTTP server. It knows the engine by its handle and never touches Python.
 //!
-//! * [`config`]: the flags. [`state`]: what handlers share.
+//! * [`config`]: the flags; [`defaults`]: what requests get that do not say. [`state`]: what handlers share.
 //! * [`routes`]: the route table; [`openapi`]: its description. [`edge`]: request ids, keys, metrics. [`handlers`],
 //!   [`dialects`], [`administration`]: the handlers. [`body`], [`auth`], [`ids`], [`error`]: their parts.
 //! * [`request`]: bodies, parsed and checked. [`prepare`], [`lower`]: from there to the engine.
@@ -16,6 +16,7 @@ pub mod auth;
 pub mod body;
 pub mod config;
 pub mod connections;
+pub mod defaults;
 pub mod dialects;
 pub mod edge;
 pub mod error;

@@ -62,7 +62,7 @@ pub async fn off_thread<T: Send + 'static>(
 
 fn prepare_now(state: &AppState, dialect: Dialect, body: &[u8], name: Arc<str>) -> Result<Lowered, ApiError> {
     let (info, model) = state.model()?;
-    let limits = state.limits(info, model.format);
+    let limits = state.limits(info, model);
     let (fields, unused) = Fields::parse(body, dialect)?;
     state.note(&unused);
     let job = Job { state, model, name };

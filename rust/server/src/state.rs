@@ -15,6 +15,7 @@ use frizzen_text::{ChatTemplate, LoadError, RenderRequest, Tokenizer};
 use crate::administration;
 use crate::auth::ApiKeys;
 use crate::config::{HttpArgs, SchedulingPolicy, ServerConfig};
+use crate::defaults::SamplingDefaults;
 use crate::error::{ApiError, quoted};
 use crate::ids::IdSource;
 use crate::request::chat::Conversation;
@@ -40,6 +41,8 @@ pub struct TextModel {
     pub template: Option<ChatTemplate>,
     /// What is read out of its text.
     pub format: Format,
+    /// What requests get that do not say.
+    pub defaults: SamplingDefaults,
     /// Bytes of its longest token: a text has at least its own bytes over this many tokens.
     longest_token: usize,
 }
@@ -48,7 +51,13 @@ impl TextModel {
     /// The text side of a model.
     pub fn new(tokenizer: Arc<Tokenizer>, template: Option<ChatTemplate>) -> Self {
         let longest = (0..tokenizer.vocab_size()).map(|id| tokenizer.token_bytes(id).len()).max();
-        Self { tokenizer, template, format: Format::default(), longest_token: longest.unwrap_or(0).max(1) }
+        Self {
+            tokenizer,
+            template,
+            format: Format::default(),
+            defaults: SamplingDefaults::default(),
+            longest_token: longest.unwrap_or(0).max(1),
+        }
     }
 
     /// The text side of a model, with the template in `file` if there is one.
@@ -189,13 +198,13 @@ impl AppState {
     }
 
     /// What requests may ask for.
-    pub fn limits(&self, info: &WorkerInfo, format: Format) -> Limits {
+    pub fn limits(&self, info: &WorkerInfo, model: &TextModel) -> Limits {
         let params = ParamLimits {
             vocab_size: info.vocab_size,
             max_model_len: info.max_model_len,
             max_logprobs: info.max_logprobs,
         };
-        Limits { params, by_priority: self.by_priority, format }
+        Limits { params, by_priority: self.by_priority, format: model.format, defaults: model.defaults }
     }
 
     /// The name to answer under. An empty name is no name, as in the peers.

@@ -10,6 +10,8 @@ pub mod blocks;
 pub mod chat;
 pub mod completion;
 pub mod delta;
+#[cfg(test)]
+mod fuzz;
 pub mod generation;
 pub mod logprobs;
 pub mod message;

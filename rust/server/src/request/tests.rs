@@ -14,15 +14,24 @@ use super::parity::{self, Dialect, Off, Support};
 use super::responses::ResponsesRequest;
 use super::tokens;
 use super::tools::ToolChoice;
+use crate::defaults::SamplingDefaults;
 use crate::error::ApiError;
 
 mod bodies;
+mod fuzz;
 mod values;
 
 const LIMITS: Limits = Limits {
     params: ParamLimits { vocab_size: 1000, max_model_len: 64, max_logprobs: 20 },
     by_priority: false,
     format: Format { reasoning: None, tools: None },
+    defaults: SamplingDefaults {
+        temperature: None,
+        top_p: None,
+        top_k: None,
+        min_p: None,
+        repetition_penalty: None,
+    },
 };
 
 fn chat_bytes(body: &[u8]) -> Result<ChatRequest, ApiError> {

@@ -4,8 +4,9 @@ use frizzen_core::SamplingParams;
 use serde_json::{Value, json};
 
 use super::{BOTH, LIMITS, body, chat_bytes, completion_bytes, read};
+use crate::defaults::SamplingDefaults;
 use crate::request::chat::ChatRequest;
-use crate::request::common::{MAX_N, MAX_STOP};
+use crate::request::common::{Limits, MAX_N, MAX_STOP};
 use crate::request::completion::CompletionRequest;
 use crate::request::fields::Fields;
 use crate::request::parity::Dialect;
@@ -231,6 +232,23 @@ fn stream_options_need_a_stream_kthena_202() {
         assert!(shown.stream && shown.include_usage && !shown.continuous_usage);
         assert!(read(dialect, "stream_options", json!({"include_usage": false})).is_err());
     }
+}
+
+#[test]
+fn the_models_recommendations_stand_in_for_what_is_not_said() {
+    let defaults =
+        SamplingDefaults { temperature: Some(0.6), top_k: Some(20), ..SamplingDefaults::default() };
+    let limits = Limits { defaults, ..LIMITS };
+    let read = |fields: Value| {
+        let mut body = json!({"prompt": "q"});
+        body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        let (fields, _) = Fields::parse(body.to_string().as_bytes(), Dialect::Completions).unwrap();
+        let params = CompletionRequest::read(fields, &limits).unwrap().common.params;
+        (params.temperature, params.top_k)
+    };
+    assert_eq!(read(json!({})), (0.6, 20));
+    assert_eq!(read(json!({"temperature": null, "top_k": null})), (0.6, 20));
+    assert_eq!(read(json!({"temperature": 0, "top_k": -1})), (0.0, 0));
 }
 
 #[test]
