@@ -239,7 +239,7 @@ def _lattice(config: EngineConfig, model: CausalLM, sizes: Sizes, builder: PlanB
 def _graphs(loaded: Loaded) -> Callable[[StepBuffers], GraphRunner] | None:
     if loaded.graphs is None:
         return None
-    capture = CudaCapture(loaded.model.device)
+    capture = CudaCapture(loaded.model.streams)
     return partial(GraphRunner, loaded.model.forward, loaded.graphs, capture=capture)
 
 
@@ -247,20 +247,21 @@ def _graphs(loaded: Loaded) -> Callable[[StepBuffers], GraphRunner] | None:
 def _warm_up(loaded: Loaded) -> Counter[str]:
     """Compiles and starts everything; what is compiled later is counted in the result, by kernel."""
     model, late_compiles, late = loaded.model, Counter[str](), None
-    if loaded.graphs is not None and importlib.util.find_spec("triton") is not None:
+    if model.device.type == "cuda" and importlib.util.find_spec("triton") is not None:
         from frizzen.kernels.triton.compiling import LateCompiles, compile_only
 
-        with phase("compile kernels"):
-            mode = compile_only(available_cpus())
-            few = model.of_layers(loaded.distinct_layers)
-            compile_steps(few, loaded.graphs, model.device, loaded.config.block_size, mode)
         late = LateCompiles(late_compiles)
+        if loaded.graphs is not None:
+            with phase("compile kernels"):
+                mode = compile_only(available_cpus())
+                few = model.of_layers(loaded.distinct_layers)
+                compile_steps(few, loaded.graphs, model.device, loaded.config.block_size, mode)
     with phase("warm up"):
         run_steps(model, model.device, loaded.config.block_size)
     if late is not None:
         late.watch()
-    if loaded.graphs is not None and model.expert_load is not None:
-        # Nothing real was computed, and while kernels were compiled not even ids were.
+    if model.expert_load is not None:
+        # Nothing of it was real.
         model.expert_load.reset()
     return late_compiles
 
