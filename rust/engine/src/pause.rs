@@ -1,7 +1,7 @@
 //! Pausing: new requests are held back, and those that run end, or stand still.
 //!
 //! Invariants: a request that was taken is neither lost nor reordered by a pause; whoever asked for a pause is answered
-//! when nothing moves any more; a request that ends while it is held back is forgotten.
+//! when nothing moves any more, or the pause is over; a request that ends while it is held back is forgotten.
 
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
@@ -38,6 +38,8 @@ impl Pause {
     /// Ends a pause; the requests to take now, oldest first.
     pub(crate) fn end(&mut self) -> Vec<(RequestId, Arc<Request>)> {
         self.mode = None;
+        // Whoever still waits for the pause learns that it is over.
+        self.settle();
         std::mem::take(&mut self.held)
     }
 

@@ -68,7 +68,8 @@ pub async fn pause(State(state): State<SharedState>, RawQuery(query): RawQuery) 
     state.model()?;
     let mode = mode(query.as_deref(), PauseMode::Abort)?;
     settled(&state, state.engine.pause(mode)).await?;
-    Ok(to_json(&json!({"status": "paused", "is_paused": true})))
+    let is_paused = state.engine.is_paused();
+    Ok(to_json(&json!({"status": if is_paused { "paused" } else { "resumed" }, "is_paused": is_paused})))
 }
 
 /// `POST /resume`

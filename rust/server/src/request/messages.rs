@@ -6,11 +6,15 @@ use crate::error::ApiError;
 use crate::request::chat::{ChatRequest, Conversation, conversation};
 use crate::request::common::{Limits, MAX_STOP};
 use crate::request::fields::Fields;
+use crate::request::parity::{self, Dialect, Support};
 use crate::request::tools::ToolChoice;
 use crate::request::translate::{Turns, function, strange, string};
 
+/// What a chat calls the budget of reasoning.
+const BUDGET: &str = "thinking_token_budget";
 /// What a chat calls otherwise.
-const NAMES: [(&str, &str); 4] = [
+const NAMES: [(&str, &str); 5] = [
+    (BUDGET, "thinking"),
     ("stop", "stop_sequences"),
     ("response_format", "output_config"),
     ("reasoning_effort", "output_config"),
@@ -26,7 +30,7 @@ pub fn read(mut fields: Fields, limits: &Limits) -> Result<ChatRequest, ApiError
     let stop = fields.strings("stop_sequences", MAX_STOP)?;
     chat.insert("stop".to_owned(), stop.into());
     output(&mut fields, &mut chat)?;
-    prompt(&mut fields, &mut chat)?;
+    prompt(&mut fields, &mut chat, limits.format.reasoning.is_some())?;
     ChatRequest::read(fields.into_chat(chat), limits).map_err(|error| error.renamed(&NAMES))
 }
 
@@ -34,7 +38,7 @@ pub fn read(mut fields: Fields, limits: &Limits) -> Result<ChatRequest, ApiError
 pub fn read_conversation(mut fields: Fields) -> Result<Conversation, ApiError> {
     let mut chat = Map::new();
     output(&mut fields, &mut chat)?;
-    prompt(&mut fields, &mut chat)?;
+    prompt(&mut fields, &mut chat, false)?;
     let mut fields = fields.into_chat(chat);
     let conversation = conversation(&mut fields)?;
     // It changes nothing about the prompt, but must not be nonsense.
@@ -42,8 +46,12 @@ pub fn read_conversation(mut fields: Fields) -> Result<Conversation, ApiError> {
     Ok(conversation)
 }
 
-/// The fields that make the prompt.
-fn prompt(fields: &mut Fields, chat: &mut Map<String, Value>) -> Result<(), ApiError> {
+/// The fields that make the prompt; `counts_reasoning` if its tokens can be told from the others.
+fn prompt(
+    fields: &mut Fields,
+    chat: &mut Map<String, Value>,
+    counts_reasoning: bool,
+) -> Result<(), ApiError> {
     let mut turns = Turns::default();
     if let Some(system) = fields.take("system") {
         turns.say("system", blocks(&system, "system", "system")?.into());
@@ -59,7 +67,7 @@ fn prompt(fields: &mut Fields, chat: &mut Map<String, Value>) -> Result<(), ApiE
     let last = messages.last().filter(|last| last["role"] == "assistant" && last.get("tool_calls").is_none());
     chat.insert("continue_final_message".to_owned(), last.is_some().into());
     chat.insert("messages".to_owned(), messages.into());
-    thinking(fields, chat)?;
+    thinking(fields, chat, counts_reasoning)?;
     tools(fields, chat)
 }
 
@@ -133,9 +141,13 @@ fn blocks(value: &Value, param: &'static str, place: &str) -> Result<Vec<Value>,
     }
 }
 
-/// `thinking` switches what templates call `enable_thinking`; how much of it is the model's affair, unless a budget can
-/// be enforced.
-fn thinking(fields: &mut Fields, chat: &mut Map<String, Value>) -> Result<(), ApiError> {
+/// `thinking` switches what templates call `enable_thinking`. Its budget, which clients must send, is enforced where
+/// reasoning can be counted and a chat takes a budget; elsewhere how much of it there is is the model's affair.
+fn thinking(
+    fields: &mut Fields,
+    chat: &mut Map<String, Value>,
+    counts_reasoning: bool,
+) -> Result<(), ApiError> {
     let Some(thinking) = fields.object("thinking")? else { return Ok(()) };
     let enabled = match thinking.get("type").and_then(Value::as_str) {
         Some("enabled" | "adaptive") => true,
@@ -145,6 +157,12 @@ fn thinking(fields: &mut Fields, chat: &mut Map<String, Value>) -> Result<(), Ap
             return Err(ApiError::invalid("thinking", message));
         }
     };
+    let takes_budget = matches!(parity::support(Dialect::Chat, BUDGET), Support::Yes);
+    if let Some(budget) =
+        thinking.get("budget_tokens").filter(|_| enabled && counts_reasoning && takes_budget)
+    {
+        chat.insert(BUDGET.to_owned(), budget.clone());
+    }
     let mut kwargs = fields.object("chat_template_kwargs")?.unwrap_or_default();
     kwargs.entry("enable_thinking").or_insert_with(|| enabled.into());
     chat.insert("chat_template_kwargs".to_owned(), kwargs.into());
