@@ -12,6 +12,22 @@ use crate::prepare::off_thread;
 use crate::request::{Dialect, Fields, messages};
 use crate::state::{AppState, SharedState};
 
+/// `POST /invocations`
+pub async fn invocations(State(state): State<SharedState>, request: Request) -> Answer {
+    let (parts, body) = request.into_parts();
+    let bytes = body::read(Request::from_parts(parts.clone(), body), state.http.body_limit).await?;
+    let (bytes, dialect) = off_thread(move || {
+        let dialect = if Fields::parse_untabled(&bytes)?.has("messages") {
+            Dialect::Chat
+        } else {
+            Dialect::Completions
+        };
+        Ok((bytes, dialect))
+    })
+    .await?;
+    generate(state, Request::from_parts(parts, bytes.into()), dialect).await
+}
+
 /// `POST /v1/responses`
 pub async fn responses(State(state): State<SharedState>, request: Request) -> Answer {
     generate(state, request, Dialect::Responses).await

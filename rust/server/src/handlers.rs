@@ -9,6 +9,7 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use frizzen_engine::Health;
 use frizzen_metrics::TextFormat;
+use frizzen_text::ChatTemplate;
 use serde_json::{Value, json};
 
 use crate::body;
@@ -190,6 +191,21 @@ pub async fn reset_prefix_cache(State(state): State<SharedState>) -> Answer {
     // The engine answers between two steps.
     let reset = off_thread(move || Ok(state.engine.reset_prefix_cache())).await?;
     Ok(to_json(&json!({"reset": reset})))
+}
+
+/// `GET /tokenizer_info`
+pub async fn tokenizer_info(State(state): State<SharedState>) -> Answer {
+    let (info, model) = state.model()?;
+    let special = model.tokenizer.special_tokens();
+    let templates: Vec<&str> = model.template.iter().flat_map(ChatTemplate::sources).collect();
+    Ok(to_json(&json!({
+        "vocab_size": model.tokenizer.vocab_size(),
+        "model_vocab_size": info.vocab_size,
+        "max_model_len": info.max_model_len,
+        "special_tokens": special.names,
+        "eos_token_ids": info.eos_token_ids,
+        "chat_template": templates.first(),
+    })))
 }
 
 /// `POST /tokenize`

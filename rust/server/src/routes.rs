@@ -78,6 +78,10 @@ pub enum Endpoint {
     OpenApi,
     /// The same for people.
     Docs,
+    /// A chat or a completion, by its body.
+    Invocations,
+    /// What the tokenizer is.
+    TokenizerInfo,
     /// Health by generating.
     HealthGenerate,
     /// Token in, token out.
@@ -174,6 +178,12 @@ pub const ROUTES: &[Route] = &[
     post("/flush_cache", Endpoint::ResetPrefixCache, "another name of /reset_prefix_cache"),
     get("/openapi.json", Endpoint::OpenApi, "this list, as OpenAPI 3.1"),
     get("/docs", Endpoint::Docs, "this list, for people"),
+    post(
+        "/invocations",
+        Endpoint::Invocations,
+        "SageMaker's one route: a chat if there are messages, else a completion",
+    ),
+    get("/tokenizer_info", Endpoint::TokenizerInfo, "special tokens, sizes and chat template"),
     second(get("/health_generate", Endpoint::HealthGenerate, "health by generating one token")),
     second(post("/inference/v1/generate", Endpoint::Tokens, "token ids in, token ids out")),
     second(post("/abort_requests", Endpoint::AbortRequests, "abort by name, by prefix, or all")),
@@ -195,8 +205,6 @@ pub const ROUTES: &[Route] = &[
     second(get("/server_info", Endpoint::ServerInfo, "flags, model and limits; no keys")),
     second(get("/get_server_info", Endpoint::ServerInfo, "another name of /server_info")),
     second(get("/get_load", Endpoint::Load, "another name of /load")),
-    absent(1, post("/invocations", NONE, "SageMaker's one route for every task")),
-    absent(1, get("/tokenizer_info", NONE, "the tokenizer's configuration")),
     absent(2, post("/v1/embeddings", NONE, "embeddings")),
     absent(2, post("/v2/embed", NONE, "embeddings in another dialect")),
     absent(2, post("/pooling", NONE, "pooled hidden states")),
@@ -278,6 +286,8 @@ fn method_router(route: &Route) -> MethodRouter<SharedState> {
         Endpoint::ResetPrefixCache => on(filter, handlers::reset_prefix_cache),
         Endpoint::OpenApi => on(filter, openapi::json),
         Endpoint::Docs => on(filter, openapi::html),
+        Endpoint::Invocations => on(filter, dialects::invocations),
+        Endpoint::TokenizerInfo => on(filter, handlers::tokenizer_info),
         Endpoint::HealthGenerate => on(filter, administration::health_generate),
         Endpoint::Tokens => on(filter, dialects::tokens),
         Endpoint::AbortRequests => on(filter, administration::abort_requests),

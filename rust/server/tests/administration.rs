@@ -224,3 +224,22 @@ fn the_description_lists_every_route_and_is_open_to_keys_only() {
     assert_eq!(docs.header("content-type"), Some("text/html; charset=utf-8"));
     assert!(docs.text().contains("/v1/messages"));
 }
+
+#[test]
+fn one_route_takes_chats_and_completions() {
+    let server = Server::start(script("hi"));
+    let chat = server.client().post("/invocations", &common::chat_body(&json!({}))).ok();
+    assert_eq!(chat["choices"][0]["message"]["content"], "hi");
+    let completion = server.client().post("/invocations", &json!({"prompt": "x"})).ok();
+    assert_eq!(completion["choices"][0]["text"], "hi");
+    assert_eq!(server.client().post("/invocations", &json!({})).error().2.as_deref(), Some("prompt"));
+    assert_eq!(server.client().call("POST", "/invocations", Some(b"{")).error().0, 400);
+}
+
+#[test]
+fn the_tokenizer_says_what_it_is() {
+    let info = Server::start(letters()).client().get("/tokenizer_info").ok();
+    assert_eq!((&info["vocab_size"], &info["eos_token_ids"]), (&json!(259), &json!([257])));
+    assert_eq!(info["special_tokens"]["bos_token"], "<|bos|>");
+    assert!(info["chat_template"].as_str().unwrap().contains("message.role"));
+}

@@ -114,6 +114,11 @@ impl Fields {
         Ok((fields, unused))
     }
 
+    /// Whether a field is there.
+    pub fn has(&self, name: &str) -> bool {
+        self.map.get(name).is_some_and(|value| !value.is_null())
+    }
+
     /// The raw value; `None` for `null` too.
     pub fn take(&mut self, name: &'static str) -> Option<Value> {
         debug_assert!(
