@@ -18,6 +18,7 @@ pub fn of(dialect: Dialect, name: &str) -> Option<Value> {
         | "add_special_tokens"
         | "continue_final_message"
         | "echo"
+        | "enable_thinking"
         | "ignore_eos"
         | "include_reasoning"
         | "include_stop_str_in_output"
@@ -46,6 +47,7 @@ pub fn of(dialect: Dialect, name: &str) -> Option<Value> {
         | "min_tokens"
         | "prompt_logprobs"
         | "top_logprobs"
+        | "thinking_budget"
         | "thinking_token_budget" => json!({"type": "integer", "minimum": 0}),
         "priority" | "seed" => json!({"type": "integer"}),
         "stop" | "stop_sequences" => {
