@@ -21,8 +21,9 @@ KV_DTYPES = ("auto", "fp8_e4m3")
 
 
 def cache_dtype(facts: Facts) -> torch.dtype:
-    """Type of the cache that facts ask for; those of ``attention.draft`` want the model's own."""
-    return FP8 if "kv_dtype" in facts and facts["kv_dtype"] == "fp8_e4m3" else facts.dtype
+    """Type of the cache that the facts of an attention ask for; drafts have no choice."""
+    in_fp8 = "kv_dtype" in facts and facts["kv_dtype"] == "fp8_e4m3"
+    return FP8 if in_fp8 else facts.dtype
 
 
 def token_layout(dtype: torch.dtype) -> str:

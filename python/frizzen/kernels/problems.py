@@ -55,8 +55,8 @@ OPS: tuple[Op[Any], ...] = (
     ATTENTION_PAGED,
     *moe_problems.OPS,
     *family_problems.OPS,
-    *draft_problems.OPS,
     *fp8_problems.OPS,
+    *draft_problems.OPS,
 )
 
 TOLERANCE = {torch.float32: (1e-4, 1e-5), torch.bfloat16: (2e-2, 2e-2), torch.float16: (3e-3, 3e-3)}
@@ -164,8 +164,8 @@ def _runs(op: str) -> Iterator[tuple[str, Run]]:
     if op != ATTENTION_PAGED.name:
         yield from moe_problems.runs(op)
         yield from family_problems.runs(op)
-        yield from draft_problems.runs(op)
         yield from fp8_problems.runs(op)
+        yield from draft_problems.runs(op)
         return
     yield "one decode", _attention((1, 1))
     yield "decodes", _attention((5, 1), (16, 1), (17, 1), (130, 1), (1, 1))
@@ -225,8 +225,8 @@ SHAPES: Mapping[str, tuple[Mapping[str, ShapeValue], ...]] = {
     ),
     **moe_problems.SHAPES,
     **family_problems.SHAPES,
-    **draft_problems.SHAPES,
     **fp8_problems.SHAPES,
+    **draft_problems.SHAPES,
 }
 """Shapes for the conformance test, by op: real ones, and ones that no tile divides."""
 

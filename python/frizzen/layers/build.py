@@ -63,16 +63,6 @@ class Normed:
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
-    """What the tokens of a draft layer see, where it is not simply what came before them."""
-
-    causal: bool = True
-    """Whether a token sees only what came before it; otherwise all tokens of its row."""
-    first: int = 0
-    """Slots at the beginning of a row that nobody sees."""
-
-
-@dataclass(frozen=True, slots=True)
 class _SiluMulOf:
     """The first half of a gated network with weights in FP8: the product, then the activation."""
 
@@ -82,6 +72,16 @@ class _SiluMulOf:
         """``weight [2 * I, in]``, the gate's rows first."""
         product = self.product.prepare(weight, bias)
         return lambda x: silu_mul(product(x))
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What the tokens of a draft layer see, where it is not simply what came before them."""
+
+    causal: bool = True
+    """Whether a token sees only what came before it; otherwise all tokens of its row."""
+    first: int = 0
+    """Slots at the beginning of a row that nobody sees."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ use clap::{Args, ValueEnum};
 use frizzen_engine::mock::{Content, Fault, MockWorker, TimingLaw, mock_drafter};
 use frizzen_engine::{Worker as _, WorkerInfo};
 use frizzen_server::config::{EngineArgs, HttpArgs, SchedulingArgs, SpeculationArgs};
+use frizzen_server::defaults::SamplingDefaults;
 use frizzen_server::{ServerConfig, ShutdownRequests, TextModel, mock, runtime, serve};
 use frizzen_text::Tokenizer;
 
@@ -159,12 +160,17 @@ fn text(args: &MockServeArgs) -> Result<TextModel, String> {
     };
     let loaded = tokenizer
         .and_then(|tokenizer| TextModel::load(Arc::new(tokenizer), args.http.chat_template.as_deref()));
-    loaded.map_err(|error| error.to_string())
+    let mut text = loaded.map_err(|error| error.to_string())?;
+    let nowhere = std::path::Path::new("");
+    if args.http.generation_config != "auto" {
+        text.defaults = SamplingDefaults::load(&args.http.generation_config, nowhere)?;
+    }
+    Ok(text)
 }
 
 /// Serves until a signal comes.
 pub fn serve(args: MockServeArgs) -> Result<ExitCode, String> {
-    frizzen_server::logging::init();
+    frizzen_server::logging::init(args.http.log_format);
     let text = text(&args)?;
     let mut worker = worker(&args, &text)?;
     // A hang lasts as long as the process: the watchdog is what ends it.

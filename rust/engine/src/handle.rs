@@ -13,6 +13,7 @@ use frizzen_sched::speculation::SpeculationStatus;
 use rustc_hash::FxHashMap;
 
 use crate::mailbox::{Mailbox, OutputStream};
+use crate::pause::PauseMode;
 use crate::worker::WorkerInfo;
 
 /// What the loop is told between steps.
@@ -24,6 +25,10 @@ pub(crate) enum Command {
     End(RequestId, FinishReason),
     /// Forget the hashed prefixes; the answer says whether it happened (no block may be in use).
     ResetPrefixCache(Sender<bool>),
+    /// Hold new requests back; the answer comes when nothing moves any more.
+    Pause(PauseMode, Sender<()>),
+    /// Take requests again.
+    Resume,
     /// Ask the worker this, with this argument in JSON; it answers in JSON, or says why not.
     Control(String, String, Sender<ControlAnswer>),
     /// Leave the loop after aborting what is left.
@@ -72,6 +77,8 @@ pub(crate) struct Shared {
     pub(crate) running: AtomicU64,
     pub(crate) waiting: AtomicU64,
     pub(crate) used_blocks: AtomicU64,
+    paused: AtomicBool,
+    asleep: AtomicBool,
     speculation: Mutex<Option<SpeculationStatus>>,
 }
 
@@ -95,6 +102,8 @@ impl Shared {
             running: AtomicU64::new(0),
             waiting: AtomicU64::new(0),
             used_blocks: AtomicU64::new(0),
+            paused: AtomicBool::new(false),
+            asleep: AtomicBool::new(false),
             speculation: Mutex::default(),
         }
     }
@@ -214,10 +223,13 @@ impl EngineHandle {
             }
             Health::Failed(error) => return Err(error),
         }
+        if self.is_asleep() {
+            return Err(Error::Busy { message: "the server sleeps until /wake_up".to_owned() });
+        }
         let info = self.info().ok_or_else(|| Error::Busy { message: "loading".to_owned() })?;
         check_request(&request, info)?;
         let id = RequestId(self.shared.next_id.fetch_add(1, Ordering::Relaxed));
-        let mailbox = Arc::new(Mailbox::default());
+        let mailbox = Arc::new(Mailbox::named(&request.external_id));
         {
             let mut registry = self.shared.registry();
             if registry.len() >= self.shared.max_queue {
@@ -242,6 +254,52 @@ impl EngineHandle {
     /// Aborts a request; one that has ended already is ignored.
     pub fn abort(&self, id: RequestId) {
         self.end(id, FinishReason::Abort);
+    }
+
+    /// Aborts the requests whose caller's name is `chosen`; how many there were.
+    pub fn abort_where(&self, chosen: impl Fn(&str) -> bool) -> usize {
+        let ids: Vec<RequestId> = {
+            let registry = self.shared.registry();
+            registry.iter().filter(|(_, mailbox)| chosen(mailbox.name())).map(|(id, _)| *id).collect()
+        };
+        for id in &ids {
+            self.abort(*id);
+        }
+        ids.len()
+    }
+
+    /// Holds new requests back until [`Self::resume`]; they are taken and wait. The answer comes when nothing moves any
+    /// more, and never if the loop ends before.
+    pub fn pause(&self, mode: PauseMode) -> Receiver<()> {
+        let (answer, settled) = std::sync::mpsc::channel();
+        self.shared.paused.store(true, Ordering::Release);
+        if mode == PauseMode::Abort {
+            self.abort_where(|_| true);
+        }
+        // A loop that has ended drops the sender, which the receiver notices.
+        let _ = self.commands.send(Command::Pause(mode, answer));
+        settled
+    }
+
+    /// Ends a pause.
+    pub fn resume(&self) {
+        self.shared.paused.store(false, Ordering::Release);
+        let _ = self.commands.send(Command::Resume);
+    }
+
+    /// Whether new requests are held back.
+    pub fn is_paused(&self) -> bool {
+        self.shared.paused.load(Ordering::Acquire)
+    }
+
+    /// Refuses new requests, or takes them again.
+    pub fn set_asleep(&self, asleep: bool) {
+        self.shared.asleep.store(asleep, Ordering::Release);
+    }
+
+    /// Whether new requests are refused.
+    pub fn is_asleep(&self) -> bool {
+        self.shared.asleep.load(Ordering::Acquire)
     }
 
     /// Ends a request for a reason that the front end found (it went away, a stop string).

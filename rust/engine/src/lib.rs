@@ -3,6 +3,7 @@
 //! * [`engine`]: the loop.
 //! * [`worker`]: the trait the loop drives, and what a worker says of itself.
 //! * [`handle`]: the front end's side; [`mailbox`]: how outputs travel.
+//! * [`pause`]: holding requests back.
 //! * [`arena`]: a step as flat arrays, for workers on the other side of a language border.
 //! * [`speculation_options`]: what flags and library options say about drafts.
 //! * `options`: what an owner decides; `publish`: what a step's events mean for streams and metrics.
@@ -19,6 +20,7 @@ pub mod handle;
 pub mod mailbox;
 pub mod mock;
 mod options;
+pub mod pause;
 mod publish;
 mod speculation;
 pub mod speculation_options;
@@ -28,5 +30,6 @@ pub use engine::{Engine, EngineSeat, Turn, seat};
 pub use handle::{ControlAnswer, EngineHandle, Health, Load};
 pub use mailbox::{Mailbox, OutputStream};
 pub use options::EngineOptions;
+pub use pause::PauseMode;
 pub use speculation_options::{ResolvedSpeculation, SpeculationOptions};
 pub use worker::{Experts, Worker, WorkerDrafter, WorkerError, WorkerInfo};

@@ -69,6 +69,12 @@ impl WorkerInfo {
         if self.max_num_seqs == 0 || self.max_num_batched_tokens == 0 || self.block_size == 0 {
             return Err("max_num_seqs, max_num_batched_tokens and block_size must be at least 1".to_owned());
         }
+        if self.max_model_len < 2 {
+            return Err(format!(
+                "max_model_len must be at least 2, one token of prompt and one of output, got {}",
+                self.max_model_len
+            ));
+        }
         if needed > usable {
             let (len, fits) = (self.max_model_len, usable * self.block_size);
             return Err(format!(

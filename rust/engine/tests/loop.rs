@@ -421,6 +421,23 @@ fn requests_are_refused_while_loading_and_when_too_many_are_open() {
 }
 
 #[test]
+fn sizes_with_which_no_request_can_work_are_refused_llama_cpp_23453() {
+    let good = mock_info();
+    assert_eq!(good.validate(), Ok(()));
+    for bad in [
+        WorkerInfo { max_model_len: 0, ..mock_info() },
+        WorkerInfo { max_model_len: 1, ..mock_info() },
+        WorkerInfo { max_num_seqs: 0, ..mock_info() },
+        WorkerInfo { max_num_batched_tokens: 0, ..mock_info() },
+        WorkerInfo { block_size: 0, ..mock_info() },
+        WorkerInfo { num_blocks: 1, ..mock_info() },
+        WorkerInfo { max_model_len: u32::MAX, ..mock_info() },
+    ] {
+        assert!(bad.validate().is_err(), "{bad:?}");
+    }
+}
+
+#[test]
 fn prompts_that_do_not_fit_are_refused_with_both_numbers() {
     let rig = rig(MockWorker::new(WorkerInfo { max_model_len: 8, ..mock_info() }), EngineOptions::default());
     for (prompt, text) in

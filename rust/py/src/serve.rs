@@ -10,6 +10,7 @@ use clap::Parser;
 use frizzen_core::{Error, SystemClock};
 use frizzen_engine::{Engine, EngineHandle, EngineSeat, Worker, WorkerInfo, seat};
 use frizzen_metrics::Metrics;
+use frizzen_server::defaults::SamplingDefaults;
 use frizzen_server::serve::bind;
 use frizzen_server::{
     AppState, Outcome, ServerConfig, SharedState, ShutdownRequests, TextModel, logging, runtime,
@@ -45,7 +46,7 @@ pub(crate) fn serve(py: Python<'_>, argv: Vec<String>) -> PyResult<u8> {
             return Ok(error.exit_code() as u8);
         }
     };
-    logging::init();
+    logging::init(config.http.log_format);
     if let Err(refusal) = config.speculation.resolve() {
         tracing::error!("{refusal}");
         return Ok(2);
@@ -124,7 +125,12 @@ fn run_engine(
         let text = text
             .join()
             .map_err(|_| Error::Engine { message: "loading the tokenizer panicked".to_owned() })?;
-        state.set_text(text?);
+        let mut text = text?;
+        // Beside the weights, wherever the tokenizer is.
+        let source = PathBuf::from(resolve(py, config.engine.model()).map_err(fail)?);
+        text.defaults = SamplingDefaults::load(&config.http.generation_config, &source)
+            .map_err(|message| Error::Engine { message })?;
+        state.set_text(text);
         publish_plan(&state.metrics, worker.info());
         let options = config.engine_options(speculation.as_ref());
         detached(py, || {

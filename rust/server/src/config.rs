@@ -14,6 +14,7 @@ use frizzen_metrics::MetricsOptions;
 use frizzen_sched::Policy;
 use serde::Serialize;
 
+use crate::logging::LogFormat;
 use crate::parsing::ParsingArgs;
 
 /// Everything that `frizzen serve` takes.
@@ -254,12 +255,24 @@ pub struct HttpArgs {
     /// Largest request body, such as 32M
     #[arg(long, value_name = "BYTES", default_value = "32M", value_parser = parse_size)]
     pub body_limit: u64,
+    /// Defaults of sampling: the model's `generation_config.json` (auto), OpenAI's (vllm, none), or those of a directory
+    #[arg(long, value_name = "auto|vllm|none|DIR", default_value = "auto")]
+    pub generation_config: String,
+    /// Bytes for finished responses that later ones may refer to (`previous_response_id`), such as 64M; 0 stores none
+    #[arg(long, value_name = "BYTES", default_value = "64M", value_parser = parse_size)]
+    pub response_store: u64,
     /// Seconds that open requests get to end after SIGTERM
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = parse_seconds)]
     pub drain_timeout: Duration,
     /// Seconds that one step may take before the engine counts as dead
     #[arg(long, value_name = "SECONDS", default_value = "300", value_parser = parse_seconds)]
     pub step_timeout: Duration,
+    /// Seconds that a client may take for the head of a request, and a connection may idle; 0 is no limit
+    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = parse_seconds)]
+    pub header_timeout: Duration,
+    /// Form of the log: text, or one JSON object per line
+    #[arg(long, value_enum, default_value_t)]
+    pub log_format: LogFormat,
     /// Seconds of silence in a stream after which a comment is sent; 0 never sends one
     #[arg(long, value_name = "SECONDS", default_value = "15", value_parser = parse_seconds)]
     pub keep_alive: Duration,
@@ -510,6 +523,23 @@ mod tests {
         assert_eq!(parse(&["m", "--overlap", "--no-overlap"]).scheduling.overlap(), Some(false));
         assert_eq!(parse(&["m", "--no-overlap", "--overlap"]).scheduling.overlap(), Some(true));
         assert_eq!(parse(&["m"]).scheduling.overlap(), None);
+    }
+
+    #[test]
+    fn flags_with_which_nothing_can_work_are_refused_llama_cpp_23453() {
+        for bad in [
+            ["--max-model-len", "0"],
+            ["--max-model-len", "-1"],
+            ["--max-num-seqs", "-1"],
+            ["--max-num-batched-tokens", "0"],
+            ["--block-size", "-3"],
+            ["--kv-cache-memory", "1.5x"],
+            ["--port", "70000"],
+            ["--max-queue", "-1"],
+            ["--header-timeout", "inf"],
+        ] {
+            assert!(Cli::try_parse_from(["serve", "m"].iter().chain(&bad)).is_err(), "{bad:?}");
+        }
     }
 
     #[test]

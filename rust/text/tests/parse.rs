@@ -431,3 +431,41 @@ proptest! {
         }
     }
 }
+
+/// The time that a text takes, one piece of `size` bytes after the other.
+fn time_of(format: Format, text: &str, size: usize) -> std::time::Duration {
+    let started = std::time::Instant::now();
+    let mut parser = MessageParser::new(format, &Setup { start: Start::Unknown, ..Setup::default() });
+    let bytes = text.as_bytes();
+    for piece in bytes.chunks(size) {
+        parser.push(std::str::from_utf8(piece).unwrap());
+    }
+    parser.finish();
+    started.elapsed()
+}
+
+#[test]
+fn unclosed_tags_take_linear_time_odysseus_4703() {
+    let texts = [
+        "<think>",
+        "<tool_call>{\"name\":",
+        "<",
+        "```json\n",
+        "{\"a\":[",
+        "<function=",
+        "[f(a=\"",
+        "<|channel|>",
+    ];
+    let reasoning = registry::REASONING.iter().map(|format| Format { reasoning: Some(format), tools: None });
+    let tools = registry::TOOLS.iter().map(|format| Format { reasoning: None, tools: Some(format) });
+    for format in reasoning.chain(tools) {
+        for text in texts {
+            let long = text.repeat((16 << 10) / text.len());
+            for size in [1, long.len()] {
+                // Quadratic time would be many seconds; what is allowed leaves room for a debug build on a busy machine.
+                let time = time_of(format, &long, size);
+                assert!(time.as_secs_f64() < 2.0, "{text:?} by {size} in {format:?}: {time:?}");
+            }
+        }
+    }
+}
