@@ -225,6 +225,9 @@ fn append_tokens(state: &mut State, tokens: &[TokenId]) -> (usize, Option<Finish
         state.tokens.truncate(before + taken);
         kept = taken;
         reason = end.or(reason);
+        if constrained.is_over() {
+            state.constrained = None;
+        }
     }
     if reason.is_some() {
         // KV past the end may belong to drafts that no longer count.

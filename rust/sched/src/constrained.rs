@@ -3,7 +3,7 @@
 use frizzen_core::{Constraint, Error, FinishReason, StopReason, TokenId, TokenMatcher};
 
 use crate::plan::LAST_SAMPLED;
-use crate::window::ConstraintScope;
+use crate::window::{Allowed, ConstraintScope};
 
 /// A matcher, how far it has come, and what part of the output it binds.
 #[derive(Debug)]
@@ -15,99 +15,139 @@ pub(crate) struct Constrained {
 }
 
 impl Constrained {
-    pub fn new(constraint: &dyn Constraint, scope: ConstraintScope) -> Self {
+    pub fn new(constraint: &dyn Constraint) -> Self {
+        let mut matcher = constraint.matcher();
+        let scope = constraint.reasoning().map_or_else(ConstraintScope::default, |reasoning| {
+            ConstraintScope::of(reasoning, |token| matcher.validate(&[token]) == 1)
+        });
+        Self { matcher, scope, failure: None }
+    }
+
+    #[cfg(test)]
+    fn with_scope(constraint: &dyn Constraint, scope: ConstraintScope) -> Self {
         Self { matcher: constraint.matcher(), scope, failure: None }
     }
 
+    /// True if nothing is constrained any more: reasoning was all that there was to watch, and it has ended.
+    pub fn is_over(&self) -> bool {
+        self.matcher.is_free() && self.scope.is_bound_for_good()
+    }
+
     /// How many of `drafts`, from the front, the constraint may let through. `stops` end the request: no draft after one.
-    pub fn validate(&mut self, drafts: &[TokenId]) -> usize {
-        let start = self.scope.start(drafts);
-        if start.leaves_drafts_unvalidated(drafts.len()) {
-            return drafts.len();
+    pub fn validate(&mut self, drafts: &[TokenId], stops: &[TokenId]) -> usize {
+        let mut walk = Walk::new(&self.scope);
+        let mut kept = 0;
+        for token in drafts {
+            let stop = stops.contains(token);
+            if stop && !self.matcher.can_end() || self.step_over(*token, stop, &mut walk).is_err() {
+                break;
+            }
+            kept += 1;
+            if stop {
+                break;
+            }
         }
-        start.index() + self.matcher.validate(&drafts[start.index()..])
+        self.take_back(&walk);
+        kept
     }
 
     /// Appends one mask of `words` words per token of `window`, and one more: row `i` is for the token after `i` tokens
     /// of the window. Rows that nothing binds are all ones.
     ///
-    /// `stops` end the request; they are allowed where the output may end, and nowhere else. A window ends at its first
-    /// [`LAST_SAMPLED`], which is padding: the row before it is the last that is bound. A token that the constraint
-    /// forbids is no error here: verification refuses it, and later rows repeat the last one that is known.
+    /// `stops` end the request; they are allowed where the output may end, and nowhere else, reasoning included. A window
+    /// ends at its first [`LAST_SAMPLED`], which is padding: the row before it is the last that is bound. A token that
+    /// the constraint forbids is no error here: verification refuses it, and later rows repeat the last one that is
+    /// known.
     pub fn fill(&mut self, window: &[i32], stops: &[TokenId], words: usize, masks: &mut Vec<u32>) {
-        let known: Vec<TokenId> = window
-            .iter()
-            .take_while(|token| **token != LAST_SAMPLED)
-            .map(|token| *token as TokenId)
-            .collect();
-        let start = self.scope.start(&known);
+        let padding = window.iter().position(|token| *token == LAST_SAMPLED);
+        let known = &window[..padding.unwrap_or(window.len())];
         let end = masks.len() + (window.len() + 1) * words;
-        let mut walk = Walk { advanced: 0, ended: false, refused_after: None };
-        for row in 0..=window.len() {
+        let mut walk = Walk::new(&self.scope);
+        for row in 0..=known.len() {
             let at = masks.len();
             masks.resize(at + words, u32::MAX);
-            if row > known.len() || !start.binds_row_after(row) || walk.ended {
-                continue;
+            if let Err(error) = self.fill_row(&walk.scope, stops, &mut masks[at..]) {
+                // The worker needs some token to choose; what it chooses does not count.
+                masks[at..].fill(u32::MAX);
+                self.failure = Some(error);
+                break;
             }
-            if let Some(last) = walk.refused_after {
-                masks.copy_within(last..last + words, at);
-                continue;
+            let Some(token) = known.get(row).map(|token| *token as TokenId) else { break };
+            let stop = stops.contains(&token);
+            if stop && self.matcher.can_end() {
+                // Nothing that the rows after the end choose can count.
+                break;
             }
-            let can_end = match self.fill_row(stops, &mut masks[at..]) {
-                Ok(can_end) => can_end,
-                Err(error) => {
-                    // The worker needs some token to choose; what it chooses does not count.
-                    masks[at..].fill(u32::MAX);
-                    self.failure = Some(error);
-                    break;
+            if stop || self.step_over(token, false, &mut walk).is_err() {
+                for _ in row..known.len() {
+                    masks.extend_from_within(at..at + words);
                 }
-            };
-            if let Some(token) = known.get(row) {
-                self.step_over(*token, stops, can_end, at, &mut walk);
+                break;
             }
         }
         masks.resize(end, u32::MAX);
-        if self.failure.is_none()
-            && let Err(error) = self.matcher.rollback(walk.advanced)
+        self.take_back(&walk);
+    }
+
+    /// Moves past a token of a window. An error leaves everything as it was.
+    fn step_over(&mut self, token: TokenId, stop: bool, walk: &mut Walk) -> Result<(), Error> {
+        if stop {
+            return Ok(());
+        }
+        match walk.scope.allowed() {
+            Allowed::Only(only) if only != token => return Err(forbidden(token)),
+            Allowed::AllBut(some) if some.contains(&token) => return Err(forbidden(token)),
+            Allowed::Bound(opening) if opening != Some(token) => {
+                self.matcher.accept(token)?;
+                walk.advanced += 1;
+            }
+            _ => {}
+        }
+        walk.scope.advance(token);
+        Ok(())
+    }
+
+    fn take_back(&mut self, walk: &Walk) {
+        if let Err(error) = self.matcher.rollback(walk.advanced)
+            && self.failure.is_none()
         {
             self.failure = Some(error);
         }
     }
 
-    /// Writes the mask of the current state; returns whether the output may end here.
-    fn fill_row(&mut self, stops: &[TokenId], mask: &mut [u32]) -> Result<bool, Error> {
-        self.matcher.fill(mask)?;
+    /// Writes the mask of the state that `scope` and the matcher are in.
+    fn fill_row(&mut self, scope: &ConstraintScope, stops: &[TokenId], mask: &mut [u32]) -> Result<(), Error> {
         let can_end = self.matcher.can_end();
-        for stop in stops {
-            if let Some(word) = mask.get_mut(*stop as usize / 32) {
-                let bit = 1 << (stop % 32);
-                *word = if can_end { *word | bit } else { *word & !bit };
+        match scope.allowed() {
+            Allowed::Only(token) => {
+                mask.fill(0);
+                set(mask, token, true);
+                return Ok(());
+            }
+            Allowed::AllBut(some) => {
+                if !can_end {
+                    stops.iter().for_each(|stop| set(mask, *stop, false));
+                }
+                some.iter().for_each(|token| set(mask, *token, false));
+            }
+            Allowed::Bound(opening) => {
+                self.matcher.fill(mask)?;
+                stops.iter().for_each(|stop| set(mask, *stop, can_end));
+                if let Some(token) = opening {
+                    set(mask, token, true);
+                }
             }
         }
-        if mask.iter().all(|word| *word == 0) {
-            if can_end {
-                // The output is complete and no token says so: what this row chooses is dropped.
-                mask.fill(u32::MAX);
-                return Ok(true);
-            }
-            return Err(Error::Request {
-                message: "no token can follow that both the grammar and the request's stop tokens allow"
-                    .to_owned(),
-            });
+        if mask.iter().any(|word| *word != 0) {
+            return Ok(());
         }
-        Ok(can_end)
-    }
-
-    fn step_over(&mut self, token: TokenId, stops: &[TokenId], can_end: bool, row: usize, walk: &mut Walk) {
-        if stops.contains(&token) {
-            walk.ended = can_end;
-        } else if self.matcher.accept(token).is_ok() {
-            walk.advanced += 1;
-            return;
+        if can_end {
+            // The output is complete and no token says so: what this row chooses is dropped.
+            mask.fill(u32::MAX);
+            return Ok(());
         }
-        if !walk.ended {
-            walk.refused_after = Some(row);
-        }
+        let message = "no token can follow that both the grammar and the request's stop tokens allow";
+        Err(Error::Request { message: message.to_owned() })
     }
 
     /// Takes over tokens that were sampled, the last of which may be a stop. Returns how many of them count, and the end
@@ -116,10 +156,7 @@ impl Constrained {
         if let Some(error) = self.failure.take() {
             return (0, Some(FinishReason::Error(error)));
         }
-        let bound = self.scope.accept(tokens);
-        let first = tokens.len() - bound.len();
-        for (at, token) in bound.iter().enumerate() {
-            let at = first + at;
+        for (at, token) in tokens.iter().enumerate() {
             if ends_in_stop && at + 1 == tokens.len() {
                 if self.matcher.can_end() {
                     break;
@@ -127,10 +164,13 @@ impl Constrained {
                 let message = format!("the grammar forbids the end of the output at token {token}");
                 return (at, Some(FinishReason::Error(Error::Request { message })));
             }
-            if let Err(error) = self.matcher.accept(*token) {
+            let mut walk = Walk { scope: std::mem::take(&mut self.scope), advanced: 0 };
+            let taken = self.step_over(*token, false, &mut walk);
+            self.scope = walk.scope;
+            if let Err(error) = taken {
                 return (at, Some(FinishReason::Error(error)));
             }
-            if self.matcher.is_complete() {
+            if walk.advanced > 0 && self.matcher.is_complete() {
                 return (at + 1, Some(FinishReason::Stop(StopReason::Complete)));
             }
         }
@@ -138,14 +178,28 @@ impl Constrained {
     }
 }
 
+fn forbidden(token: TokenId) -> Error {
+    Error::Request { message: format!("token {token} cannot follow here: a marker of reasoning is forced") }
+}
+
+fn set(mask: &mut [u32], token: TokenId, allowed: bool) {
+    if let Some(word) = mask.get_mut(token as usize / 32) {
+        let bit = 1 << (token % 32);
+        *word = if allowed { *word | bit } else { *word & !bit };
+    }
+}
+
 /// A walk over the tokens of a window.
 struct Walk {
+    scope: ConstraintScope,
     /// Tokens that the matcher took, to be taken back.
     advanced: usize,
-    /// A stop was stepped over: the rows after it are free, because nothing that they choose can count.
-    ended: bool,
-    /// Where the mask begins that forbade a token of the window.
-    refused_after: Option<usize>,
+}
+
+impl Walk {
+    fn new(scope: &ConstraintScope) -> Self {
+        Self { scope: scope.clone(), advanced: 0 }
+    }
 }
 
 #[cfg(test)]

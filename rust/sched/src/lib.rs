@@ -30,4 +30,4 @@ pub use plan::{
     Admission, BlockDelta, LAST_SAMPLED, PlannedRow, PositionLogprobs, PromptPosition, StepOutput, StepPlan,
 };
 pub use scheduler::{Scheduler, SchedulerCounters};
-pub use window::{ConstraintScope, ConstraintStart, ReasoningBoundary, ReasoningMarkers};
+pub use window::{Allowed, ConstraintScope, ConstraintStart, ReasoningBoundary};

@@ -17,7 +17,6 @@ use crate::plan::StepPlan;
 use crate::planner::Selected;
 use crate::pool::BlockPool;
 use crate::state::{State, Times};
-use crate::window::ConstraintScope;
 
 /// Counters since the engine started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -94,7 +93,7 @@ impl Scheduler {
             constrained: request
                 .constraint
                 .as_deref()
-                .map(|constraint| Constrained::new(constraint, ConstraintScope::default())),
+                .map(Constrained::new),
             drafts: Vec::new(),
             max_total: prompt_len.saturating_add(max_tokens).min(self.config.max_model_len),
             computed: 0,
@@ -136,7 +135,7 @@ impl Scheduler {
     pub fn set_drafts(&mut self, id: RequestId, drafts: &[TokenId]) {
         if let Some(slot) = self.index.get(&id).copied() {
             let state = self.state_mut(slot);
-            let kept = state.constrained.as_mut().map_or(drafts.len(), |own| own.validate(drafts));
+            let kept = state.constrained.as_mut().map_or(drafts.len(), |own| own.validate(drafts, &state.stops));
             state.drafts.clear();
             state.drafts.extend_from_slice(&drafts[..kept]);
         }
