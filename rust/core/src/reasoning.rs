@@ -151,7 +151,8 @@ mod tests {
     }
 
     fn states(marker: &Marker, words: &[&str]) -> Vec<u8> {
-        let ids = words.iter().map(|word| WORDS.iter().position(|known| known == word).expect("a word") as u32);
+        let ids =
+            words.iter().map(|word| WORDS.iter().position(|known| known == word).expect("a word") as u32);
         ids.scan(0, |state, id| {
             *state = marker.step(*state, id);
             Some(*state)

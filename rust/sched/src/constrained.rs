@@ -18,7 +18,8 @@ impl Constrained {
     pub fn new(constraint: &dyn Constraint) -> Self {
         let mut matcher = constraint.matcher();
         let scope = constraint.reasoning().map_or_else(ConstraintScope::default, |reasoning| {
-            ConstraintScope::of(reasoning, |token| matcher.validate(&[token]) == 1)
+            let bound = !matcher.is_free();
+            ConstraintScope::of(reasoning, bound.then_some(|token| matcher.validate(&[token]) == 1))
         });
         Self { matcher, scope, failure: None }
     }
@@ -116,7 +117,12 @@ impl Constrained {
     }
 
     /// Writes the mask of the state that `scope` and the matcher are in.
-    fn fill_row(&mut self, scope: &ConstraintScope, stops: &[TokenId], mask: &mut [u32]) -> Result<(), Error> {
+    fn fill_row(
+        &mut self,
+        scope: &ConstraintScope,
+        stops: &[TokenId],
+        mask: &mut [u32],
+    ) -> Result<(), Error> {
         let can_end = self.matcher.can_end();
         match scope.allowed() {
             Allowed::Only(token) => {
@@ -126,13 +132,13 @@ impl Constrained {
             }
             Allowed::AllBut(some) => {
                 if !can_end {
-                    stops.iter().for_each(|stop| set(mask, *stop, false));
+                    set_all(mask, stops, false);
                 }
-                some.iter().for_each(|token| set(mask, *token, false));
+                set_all(mask, some, false);
             }
             Allowed::Bound(opening) => {
                 self.matcher.fill(mask)?;
-                stops.iter().for_each(|stop| set(mask, *stop, can_end));
+                set_all(mask, stops, can_end);
                 if let Some(token) = opening {
                     set(mask, token, true);
                 }
@@ -180,6 +186,12 @@ impl Constrained {
 
 fn forbidden(token: TokenId) -> Error {
     Error::Request { message: format!("token {token} cannot follow here: a marker of reasoning is forced") }
+}
+
+fn set_all(mask: &mut [u32], tokens: &[TokenId], allowed: bool) {
+    for token in tokens {
+        set(mask, *token, allowed);
+    }
 }
 
 fn set(mask: &mut [u32], token: TokenId, allowed: bool) {

@@ -90,10 +90,7 @@ impl Scheduler {
             num_eos: eos.len(),
             arrival: self.arrivals,
             tokens: request.prompt.to_vec(),
-            constrained: request
-                .constraint
-                .as_deref()
-                .map(Constrained::new),
+            constrained: request.constraint.as_deref().map(Constrained::new),
             drafts: Vec::new(),
             max_total: prompt_len.saturating_add(max_tokens).min(self.config.max_model_len),
             computed: 0,
@@ -135,7 +132,8 @@ impl Scheduler {
     pub fn set_drafts(&mut self, id: RequestId, drafts: &[TokenId]) {
         if let Some(slot) = self.index.get(&id).copied() {
             let state = self.state_mut(slot);
-            let kept = state.constrained.as_mut().map_or(drafts.len(), |own| own.validate(drafts, &state.stops));
+            let kept =
+                state.constrained.as_mut().map_or(drafts.len(), |own| own.validate(drafts, &state.stops));
             state.drafts.clear();
             state.drafts.extend_from_slice(&drafts[..kept]);
         }

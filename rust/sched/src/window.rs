@@ -65,7 +65,9 @@ impl ReasoningBoundary {
     /// reasoning has not ended.
     pub fn after(markers: Arc<ReasoningMarkers>, prompt: &[TokenId]) -> Self {
         let mut boundary = Self::new(markers, true);
-        prompt.iter().for_each(|token| boundary.advance(*token));
+        for token in prompt {
+            boundary.advance(*token);
+        }
         boundary
     }
 
@@ -125,8 +127,9 @@ pub enum Allowed<'a> {
 
 /// What part of an output a grammar binds, and what the part before it may be.
 ///
-/// Reasoning may be begun, and begun again, only where nothing bound has come yet. So the state after some tokens does
-/// not depend on the windows in which they came, whatever markers stand in them.
+/// Reasoning may be begun where nothing else has come yet, and its end is final: what follows is bound, a marker that
+/// would begin it again included. So the state after some tokens does not depend on the windows in which they came,
+/// whatever markers stand in them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ConstraintScope {
     /// `None` if everything from here on is bound: there is no reasoning, it is bound too, or it has ended for good.
@@ -135,6 +138,8 @@ pub struct ConstraintScope {
     left: Option<u32>,
     /// How many tokens of the end marker were forced.
     forced: usize,
+    /// Nothing is bound: reasoning is only counted, and may be begun again.
+    free: bool,
 }
 
 impl ConstraintScope {
@@ -147,17 +152,18 @@ impl ConstraintScope {
     /// Binds what follows the reasoning of an output, or all of it if it does not reason.
     ///
     /// `bound_first` says whether the grammar allows a token as the first one. A marker of several tokens cannot begin
-    /// reasoning if it does: nobody could tell one from the other.
-    pub fn of(reasoning: &Reasoning, bound_first: impl FnOnce(TokenId) -> bool) -> Self {
+    /// reasoning if it does: nobody could tell one from the other. `None` if nothing is bound.
+    pub fn of(reasoning: &Reasoning, bound_first: Option<impl FnOnce(TokenId) -> bool>) -> Self {
         let mut boundary = ReasoningBoundary::new(Arc::clone(&reasoning.markers), reasoning.open);
         boundary.opens &= reasoning.budget != Some(0);
-        if let [first, _, ..] = *boundary.begin()
-            && bound_first(first)
+        let free = bound_first.is_none();
+        if let (Some(bound_first), [first, _, ..]) = (bound_first, boundary.begin())
+            && bound_first(*first)
         {
             boundary.opens = false;
         }
         let can_reason = boundary.opens || reasoning.open;
-        Self { boundary: can_reason.then_some(boundary), left: reasoning.budget, forced: 0 }
+        Self { boundary: can_reason.then_some(boundary), left: reasoning.budget, forced: 0, free }
     }
 
     /// True if everything from here on is bound.
@@ -170,7 +176,7 @@ impl ConstraintScope {
         let Some(boundary) = &self.boundary else { return Allowed::Bound(None) };
         if self.start(&[]).binds_row_after(0) {
             return match boundary.opening() {
-                Some(token) if boundary.is_opening() => Allowed::Only(token),
+                Some(token) if boundary.is_opening() && !self.free => Allowed::Only(token),
                 opening => Allowed::Bound(opening),
             };
         }
@@ -198,7 +204,7 @@ impl ConstraintScope {
         }
         if within && !start.is_beyond_accepted(1) {
             (boundary.begun, self.forced) = (0, 0);
-            boundary.opens &= self.left != Some(0);
+            boundary.opens &= self.free && self.left != Some(0);
             if !boundary.opens {
                 self.boundary = None;
             }
@@ -306,14 +312,13 @@ mod tests {
     }
 
     #[test]
-    fn reasoning_reopens_only_where_nothing_bound_has_come() {
-        let mut reopened = scope(true);
-        assert_eq!(fed(&mut reopened, &[7, E]), []);
-        assert_eq!(reopened.allowed(), Allowed::Bound(Some(S)));
-        assert_eq!(fed(&mut reopened, &[S, 9]), []);
-        assert_eq!(reopened.allowed(), Allowed::AllBut(&[]));
-        assert_eq!(fed(&mut reopened, &[E, 8, S, 5, E, 6]), [8, S, 5, E, 6], "the grammar refuses the second S");
-        assert!(reopened.is_bound_for_good());
+    fn a_close_and_a_reopening_in_one_window_are_decided_in_their_order() {
+        for window in [&[7, E, S, 9, E, 8][..], &[E, 8, S, 5, E, 6]] {
+            let mut reopened = scope(true);
+            let at = window.iter().position(|token| *token == E).expect("it ends");
+            assert_eq!(fed(&mut reopened, window), window[at + 1..], "the grammar refuses the S after the E");
+            assert!(reopened.is_bound_for_good());
+        }
     }
 
     #[test]
@@ -331,15 +336,14 @@ mod tests {
     fn an_output_may_begin_reasoning_with_a_marker_of_several_tokens() {
         let markers = Arc::new(ReasoningMarkers::of_tokens(Some(&[60, 61]), &[62, 63]));
         let reasoning = Reasoning { markers, open: false, budget: None };
-        let mut scope = ConstraintScope::of(&reasoning, |_| false);
+        let mut scope = ConstraintScope::of(&reasoning, Some(|_| false));
         assert_eq!(scope.allowed(), Allowed::Bound(Some(60)));
         assert_eq!(fed(&mut scope.clone(), &[5, 60]), [5, 60]);
         assert_eq!(fed(&mut scope, &[60]), []);
         assert_eq!(scope.allowed(), Allowed::Only(61), "half a marker is neither reasoning nor bound");
         assert_eq!(fed(&mut scope, &[61, 5, 62, 62, 63]), []);
-        assert_eq!(scope.allowed(), Allowed::Bound(Some(60)));
-        assert_eq!(fed(&mut scope, &[7]), [7]);
-        let ambiguous = ConstraintScope::of(&reasoning, |first| first == 60);
+        assert_eq!(scope.allowed(), Allowed::Bound(None));
+        let ambiguous = ConstraintScope::of(&reasoning, Some(|first| first == 60));
         assert_eq!(ambiguous.allowed(), Allowed::Bound(None), "the grammar may begin like the marker");
     }
 
@@ -348,7 +352,7 @@ mod tests {
         let markers = Arc::new(ReasoningMarkers::of_tokens(Some(&[S]), &[E, 50]));
         let spend = |open: bool, budget: u32| {
             let reasoning = Reasoning { markers: Arc::clone(&markers), open, budget: Some(budget) };
-            ConstraintScope::of(&reasoning, |_| false)
+            ConstraintScope::of(&reasoning, None::<fn(TokenId) -> bool>)
         };
         let mut scope = spend(true, 3);
         assert_eq!(fed(&mut scope, &[1, 2]), []);
@@ -414,8 +418,8 @@ mod tests {
             prop_assert_eq!(scope.start(&window), start, "asking changes nothing");
         }
 
-        /// Asked token by token, the machine binds what the definition binds in the tokens up to there, unless
-        /// something bound has come before: that is final.
+        /// Asked token by token, the machine binds what the definition binds in the tokens up to there, and everything
+        /// after it: an end is final.
         #[test]
         fn one_token_at_a_time_agrees_with_the_start(
             begin in prop::option::of(0..3_u32),
@@ -433,9 +437,9 @@ mod tests {
                 let row = scope.start(&window[..at]).binds_row_after(at);
                 prop_assert_eq!(bound, latched || row, "row {}", at);
                 let fed = walk.advance(*token);
-                let opens = begin.as_deref() == Some(&[*token]);
-                prop_assert_eq!(fed, latched || row && !opens);
-                latched |= fed;
+                prop_assert_eq!(fed, latched || row);
+                // The end is final.
+                latched |= scope.start(&window[..=at]).binds_row_after(at + 1);
             }
         }
     }

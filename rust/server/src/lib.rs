@@ -12,6 +12,7 @@ pub mod auth;
 pub mod body;
 pub mod config;
 pub mod edge;
+mod enforce;
 pub mod error;
 pub mod handlers;
 pub mod ids;

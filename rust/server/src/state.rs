@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use frizzen_core::{Error, ParamLimits};
+use frizzen_core::{Error, ParamLimits, ReasoningMarkers};
 use frizzen_engine::{EngineHandle, Health, WorkerInfo};
 use frizzen_grammar::{Grammar, GrammarCompiler, GrammarError, GrammarLimits};
 use frizzen_metrics::{EngineMetrics, HttpMetrics, Metrics};
@@ -37,6 +37,8 @@ pub struct TextModel {
     pub template: Option<ChatTemplate>,
     /// What is read out of its text.
     pub format: Format,
+    /// Where its reasoning begins and ends, in tokens; `None` if it has none between tags.
+    pub reasoning_markers: Option<Arc<ReasoningMarkers>>,
     /// Bytes of its longest token: a text has at least its own bytes over this many tokens.
     longest_token: usize,
 }
@@ -45,7 +47,13 @@ impl TextModel {
     /// The text side of a model.
     pub fn new(tokenizer: Arc<Tokenizer>, template: Option<ChatTemplate>) -> Self {
         let longest = (0..tokenizer.vocab_size()).map(|id| tokenizer.token_bytes(id).len()).max();
-        Self { tokenizer, template, format: Format::default(), longest_token: longest.unwrap_or(0).max(1) }
+        Self {
+            tokenizer,
+            template,
+            format: Format::default(),
+            reasoning_markers: None,
+            longest_token: longest.unwrap_or(0).max(1),
+        }
     }
 
     /// The text side of a model, with the template in `file` if there is one.
@@ -143,6 +151,7 @@ impl AppState {
     /// Brings the text side in, once it is loaded. The second call has no effect.
     pub fn set_text(&self, mut text: TextModel) {
         text.format = self.http.parsing.format(text.template.as_ref());
+        text.reasoning_markers = text.format.reasoning_markers(&text.tokenizer);
         // The first one is in use already.
         let _ = self.text.set(text);
     }
