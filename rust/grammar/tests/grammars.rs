@@ -425,3 +425,26 @@ fn structural_tags_bind_what_stands_between_them() {
         assert!(error.contains("structural_tag") && error.contains(why), "{error}");
     }
 }
+
+/// A drafter copies ` null` with its blank from a text that had none before it: cut where it does not fit, taken where
+/// it does, and the state is as before.
+#[test]
+fn a_draft_with_another_token_boundary_is_cut_and_no_error_vllm_15554() {
+    let spec = json(
+        r#"{"type":"object","properties":{"e":{"type":["string","null"],"maxLength":200}},"required":["e"]}"#,
+    );
+    let word = |text: &str| 256 + WORDS.iter().position(|word| *word == text).expect("a word") as TokenId;
+    let grammar = compile(&spec);
+    for (colon, fits) in [("\":", true), ("\": ", false)] {
+        let mut matcher = grammar.start();
+        let drafts = [word("{\""), TokenId::from(b'e'), word(colon), word(" null"), TokenId::from(b'}')];
+        assert_eq!(matcher.validate(&drafts), if fits { 5 } else { 3 });
+        let before = mask(&mut matcher);
+        assert_eq!(
+            drafts.iter().take_while(|token| matcher.accept(**token).is_ok()).count(),
+            if fits { 5 } else { 3 }
+        );
+        matcher.rollback(if fits { 5 } else { 3 }).expect("they were accepted");
+        assert_eq!(mask(&mut matcher), before);
+    }
+}

@@ -133,6 +133,14 @@ fn every_kind_of_structured_output_is_enforced_in_both_dialects() {
             text.starts_with('<') && text.ends_with('>')
         }),
         (json!({"json": {"type": "boolean"}}), |text| ["true", "false"].contains(&text)),
+        (json!({"grammar": "root ::= \"<\" [xy]{1,4} \">\""}), |text| {
+            text.starts_with('<') && text.ends_with('>')
+        }),
+        (
+            json!({"structural_tag": {"format": {"type": "tag", "begin": "<a>", "end": "</a>",
+                "content": {"type": "json_schema", "json_schema": {"type": "boolean"}}}}}),
+            |text| ["<a>true</a>", "<a>false</a>"].contains(&text),
+        ),
         (json!({"json": "{\"type\": \"null\"}", "disable_any_whitespace": true}), |text| text == "null"),
         (json!({"json": person(), "whitespace_pattern": " ?"}), is_person),
     ] {
@@ -207,6 +215,15 @@ fn what_cannot_be_enforced_is_a_400_and_the_server_lives_on_vllm_19270() {
         assert_eq!(named.as_deref(), Some(param));
         assert_eq!(text_of(&server.client().chat(&json!({"max_tokens": 9})).ok(), 0), "banana");
     }
+}
+
+#[test]
+fn a_structural_tag_is_a_response_format_too() {
+    let server = Server::start(script("so <f x>12</f> and <f y"));
+    let asked = json!({"max_tokens": 100, "response_format": {"type": "structural_tag", "triggers": ["<f"],
+        "structures": [{"begin": "<f x>", "schema": {"type": "integer", "maximum": 99, "minimum": 10}, "end": "</f>"}]}});
+    let text = text_of(&server.client().chat(&asked).ok(), 0);
+    assert!(text.starts_with("so <f x>12</f> and <f x>"), "{text}");
 }
 
 #[test]

@@ -9,7 +9,7 @@ use crate::window::ConstraintScope;
 
 const WORDS: usize = 2;
 /// Reasoning: anything but the end of the request.
-const FREE: [u32; WORDS] = [u32::MAX & !1, u32::MAX];
+const FREE: [u32; WORDS] = [!1, u32::MAX];
 const ALL: [u32; WORDS] = [u32::MAX; WORDS];
 const EOS: TokenId = 0;
 // Tokens of free text, the marker that ends reasoning, and tokens of the texts.
