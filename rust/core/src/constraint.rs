@@ -50,12 +50,6 @@ pub trait TokenMatcher: Debug + Send {
     /// True if the text so far satisfies the constraint and nothing may follow it.
     fn is_complete(&self) -> bool;
 
-    /// The one token that may come next, if there is exactly one, the text cannot end here, and finding it out is
-    /// cheap against [`Self::fill`]. `None` says nothing.
-    fn forced(&mut self) -> Option<TokenId> {
-        None
-    }
-
     /// True if every token may follow, now and later: nothing has to be asked any more.
     fn is_free(&self) -> bool {
         false

@@ -474,6 +474,7 @@ fn text_of(panic: &(dyn std::any::Any + Send)) -> String {
 
 fn extend(delta: &mut OutputDelta, event: &RowEvent, output: &StepOutput) {
     delta.tokens.extend_from_slice(&output.tokens[event.tokens.clone()]);
+    delta.tokens.extend_from_slice(&event.forced);
     if event.wants_logprobs {
         delta.logprobs.extend(output.logprobs[event.tokens.clone()].iter().map(|at| output.logprobs_of(at)));
     }
@@ -488,7 +489,7 @@ fn extend(delta: &mut OutputDelta, event: &RowEvent, output: &StepOutput) {
 
 /// Counts a row's event; returns its share of the step's tokens: generated ones and computed prompt tokens.
 fn observe(metrics: &EngineMetrics, event: &RowEvent) -> u64 {
-    let generated = event.tokens.len() as u64;
+    let generated = (event.tokens.len() + event.forced.len()) as u64;
     metrics.tokens(generated);
     if let Some(gap) = event.gap {
         metrics.inter_token(gap.as_secs_f64());

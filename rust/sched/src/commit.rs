@@ -18,6 +18,9 @@ pub struct RowEvent {
     pub request: RequestId,
     /// Its new tokens: a range of [`StepOutput::tokens`] and, if it asked, of [`StepOutput::logprobs`].
     pub tokens: Range<usize>,
+    /// Tokens after them that needed no sampling, because its constraint allows no others; their KV is computed with
+    /// the next step's. None for requests whose tokens need more than to be known: log-probabilities, penalties.
+    pub forced: Vec<TokenId>,
     /// True if the request asked for log-probabilities.
     pub wants_logprobs: bool,
     /// Newly scored prompt positions: a range of [`StepOutput::prompt_logprobs`].
@@ -161,6 +164,11 @@ impl Scheduler {
             Some((_, message)) => (0, Some(FinishReason::Error(Error::Request { message: message.clone() }))),
             None => append_tokens(state, &output.tokens[tokens.clone()]),
         };
+        let forced = if reason.is_none() && row.samples {
+            append_forced(state, &output.tokens[tokens.clone()], &mut reason)
+        } else {
+            Vec::new()
+        };
         let mut first = None;
         let mut gap = None;
         if kept > 0 {
@@ -180,6 +188,7 @@ impl Scheduler {
         events.push(RowEvent {
             request: row.request,
             tokens: tokens.start..tokens.start + kept,
+            forced,
             wants_logprobs: state.request.params.logprobs.is_some(),
             prompt_scores,
             first,
@@ -204,6 +213,21 @@ impl Scheduler {
         // Nothing is published any more by the removal that follows.
         state.published = state.blocks.len();
     }
+}
+
+/// Appends what the constraint leaves no choice about after `sampled`, and ends the request if that does.
+fn append_forced(state: &mut State, sampled: &[TokenId], reason: &mut Option<FinishReason>) -> Vec<TokenId> {
+    let params = &state.request.params;
+    // The worker counts tokens for penalties as it samples them, and has log-probabilities of sampled ones only.
+    if params.logprobs.is_some() || params.needs_history() || params.min_tokens > 0 {
+        return Vec::new();
+    }
+    let foreseen = state.constrained.as_mut().map(|constrained| constrained.take_foreseen(sampled));
+    let mut forced = foreseen.unwrap_or_default();
+    let (kept, end) = append_tokens(state, &forced);
+    forced.truncate(kept);
+    *reason = end;
+    forced
 }
 
 /// Appends tokens up to and including the one that ends the request. Returns how many, and the reason.

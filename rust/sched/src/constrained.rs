@@ -12,7 +12,16 @@ pub(crate) struct Constrained {
     scope: ConstraintScope,
     /// Why the step in flight cannot count: no mask could be made for it.
     failure: Option<Error>,
+    /// What follows the window of the step in flight, where one token only is allowed, again and again.
+    foreseen: Vec<TokenId>,
+    /// Tokens of that window.
+    window: usize,
+    /// A mask that no worker sees.
+    scratch: Vec<u32>,
 }
+
+/// Most tokens that are appended without a step of their own.
+const MAX_FORESEEN: usize = 32;
 
 impl Constrained {
     pub fn new(constraint: &dyn Constraint) -> Self {
@@ -21,12 +30,17 @@ impl Constrained {
             let bound = !matcher.is_free();
             ConstraintScope::of(reasoning, bound.then_some(|token| matcher.validate(&[token]) == 1))
         });
-        Self { matcher, scope, failure: None }
+        Self::with(matcher, scope)
+    }
+
+    fn with(matcher: Box<dyn TokenMatcher>, scope: ConstraintScope) -> Self {
+        let (foreseen, scratch) = (Vec::new(), Vec::new());
+        Self { matcher, scope, failure: None, foreseen, window: 0, scratch }
     }
 
     #[cfg(test)]
     fn with_scope(constraint: &dyn Constraint, scope: ConstraintScope) -> Self {
-        Self { matcher: constraint.matcher(), scope, failure: None }
+        Self::with(constraint.matcher(), scope)
     }
 
     /// True if nothing is constrained any more: reasoning was all that there was to watch, and it has ended.
@@ -64,6 +78,7 @@ impl Constrained {
         let known = &window[..padding.unwrap_or(window.len())];
         let end = masks.len() + (window.len() + 1) * words;
         let mut walk = Walk::new(&self.scope);
+        self.foreseen.clear();
         for row in 0..=known.len() {
             let at = masks.len();
             masks.resize(at + words, u32::MAX);
@@ -73,7 +88,11 @@ impl Constrained {
                 self.failure = Some(error);
                 break;
             }
-            let Some(token) = known.get(row).map(|token| *token as TokenId) else { break };
+            let Some(token) = known.get(row).map(|token| *token as TokenId) else {
+                self.window = known.len();
+                self.foresee(only_token(&masks[at..]), stops, words, &mut walk);
+                break;
+            };
             let stop = stops.contains(&token);
             if stop && self.matcher.can_end() {
                 // Nothing that the rows after the end choose can count.
@@ -88,6 +107,31 @@ impl Constrained {
         }
         masks.resize(end, u32::MAX);
         self.take_back(&walk);
+    }
+
+    /// Goes on from a row that allows one token only, for as long as that is so. While the model runs this costs nothing,
+    /// and the tokens after the first one need no sampling.
+    fn foresee(&mut self, mut only: Option<TokenId>, stops: &[TokenId], words: usize, walk: &mut Walk) {
+        let mut mask = std::mem::take(&mut self.scratch);
+        while let Some(token) = only.filter(|token| !stops.contains(token))
+            && self.foreseen.len() < MAX_FORESEEN
+            && self.step_over(token, false, walk).is_ok()
+        {
+            self.foreseen.push(token);
+            mask.clear();
+            mask.resize(words, u32::MAX);
+            let filled = !self.matcher.is_complete() && self.fill_row(&walk.scope, stops, &mut mask).is_ok();
+            only = only_token(&mask).filter(|_| filled);
+        }
+        self.scratch = mask;
+    }
+
+    /// The tokens that follow `sampled`, those of the step in flight, because nothing else may. To be accepted like
+    /// sampled ones.
+    pub fn take_foreseen(&mut self, sampled: &[TokenId]) -> Vec<TokenId> {
+        // If a draft was refused, the last token is not that of the last row.
+        let last_row = sampled.len() == self.window + 1 && sampled.last() == self.foreseen.first();
+        if last_row && self.foreseen.len() > 1 { self.foreseen.drain(1..).collect() } else { Vec::new() }
     }
 
     /// Moves past a token of a window. An error leaves everything as it was.
@@ -186,6 +230,13 @@ impl Constrained {
 
 fn forbidden(token: TokenId) -> Error {
     Error::Request { message: format!("token {token} cannot follow here: a marker of reasoning is forced") }
+}
+
+/// The token of a mask that allows one.
+fn only_token(mask: &[u32]) -> Option<TokenId> {
+    let mut words = mask.iter().enumerate().filter(|(_, word)| **word != 0);
+    let (at, word) = words.next()?;
+    (word.count_ones() == 1 && words.next().is_none()).then(|| at as u32 * 32 + word.trailing_zeros())
 }
 
 fn set_all(mask: &mut [u32], tokens: &[TokenId], allowed: bool) {

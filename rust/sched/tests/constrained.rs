@@ -67,13 +67,30 @@ fn run(
     guess: &Guess,
     truth: &[TokenId],
 ) -> (Vec<TokenId>, FinishReason) {
+    let (text, reason, _) = run_with(constraint, prompt, budget, guess, truth, None);
+    (text, reason)
+}
+
+/// Also returns the number of steps. Requests with log-probabilities get no token without a step that sampled it.
+fn run_with(
+    constraint: Arc<Bound>,
+    prompt: &[TokenId],
+    budget: u32,
+    guess: &Guess,
+    truth: &[TokenId],
+    logprobs: Option<u32>,
+) -> (Vec<TokenId>, FinishReason, usize) {
     let config = config(budget);
     let mut scheduler = Scheduler::new(config);
     let mut model = ChainModel::new(config.num_blocks, config.block_size, config.max_num_seqs, VOCAB);
     let mut ngram = Ngram::new(NgramConfig { min: 1, max: 3 }).expect("valid lengths");
     ngram.start(ID, prompt, false);
-    let params =
-        SamplingParams { temperature: 0.0, max_tokens: Some(MAX_TOKENS as u32), ..SamplingParams::default() };
+    let params = SamplingParams {
+        temperature: 0.0,
+        max_tokens: Some(MAX_TOKENS as u32),
+        logprobs,
+        ..SamplingParams::default()
+    };
     let request = Request {
         prompt: prompt.into(),
         params,
@@ -85,17 +102,22 @@ fn run(
     scheduler.add(ID, Arc::new(request), &[EOS], 0, Duration::ZERO);
     let mut text = Vec::new();
     let (mut plan, mut output, mut events) = (StepPlan::default(), StepOutput::default(), Vec::new());
+    let mut steps = 0;
     while scheduler.plan(&mut plan, Duration::ZERO) {
+        steps += 1;
         scheduler.fill_masks(&mut plan, VOCAB);
         model.run(&plan, &mut output, ChainModel::token_after);
         scheduler.commit(&plan, &output, Duration::ZERO, &mut events);
         scheduler.check();
         for event in &events {
             let tokens = &output.tokens[event.tokens.clone()];
-            text.extend_from_slice(tokens);
-            ngram.observe(ID, tokens);
+            for tokens in [tokens, &event.forced] {
+                text.extend_from_slice(tokens);
+                ngram.observe(ID, tokens);
+            }
             if let Some(finish) = &event.finish {
-                return (text, finish.reason.clone());
+                assert_eq!(finish.generation_tokens as usize, text.len());
+                return (text, finish.reason.clone(), steps);
             }
         }
         let mut drafts = Vec::new();
@@ -164,7 +186,9 @@ proptest! {
     ) {
         let bound = Arc::new(Bound { texts: OneOf(texts.clone().into()), reasoning: reasoning.clone() });
         let (plain, reason) = run(Arc::clone(&bound), &prompt, 32, &Guess::None, &[]);
-        let (drafted, drafted_reason) = run(bound, &prompt, budget, &guess, &plain);
+        let (drafted, drafted_reason) = run(Arc::clone(&bound), &prompt, budget, &guess, &plain);
+        let (sampled, sampled_reason, _) = run_with(bound, &prompt, 32, &Guess::None, &[], Some(0));
+        prop_assert_eq!((&sampled, &sampled_reason), (&plain, &reason), "forced tokens change nothing");
         prop_assert_eq!(&drafted, &plain);
         prop_assert_eq!(&drafted_reason, &reason);
         let (thought, answer) = split(&plain, reasoning.as_ref());
@@ -189,4 +213,23 @@ proptest! {
             other => prop_assert!(false, "{other:?}"),
         }
     }
+}
+
+/// What can be foreseen costs no step: here everything after the first token, and the marker that a budget forces.
+#[test]
+fn tokens_without_a_choice_need_no_step_of_their_own() {
+    let texts = OneOf([vec![1, 2, 3, 4, 5, 6, 7, 8]].into());
+    let steps = |reasoning: Option<Reasoning>, logprobs: Option<u32>| {
+        let bound = Arc::new(Bound { texts: texts.clone(), reasoning });
+        let (text, reason, steps) = run_with(bound, &[9, 9], 32, &Guess::None, &[], logprobs);
+        assert_eq!(reason, FinishReason::Stop(StopReason::Complete));
+        assert!(text.ends_with(&[1, 2, 3, 4, 5, 6, 7, 8]));
+        steps
+    };
+    assert_eq!(steps(None, Some(0)), 8);
+    assert_eq!(steps(None, None), 1, "the first token has no choice either, so one step brings them all");
+    let markers = Arc::new(ReasoningMarkers::of_tokens(None, &[20, 21]));
+    let reasoning = Reasoning { markers, open: true, budget: Some(2) };
+    assert_eq!(steps(Some(reasoning.clone()), Some(0)), 12);
+    assert_eq!(steps(Some(reasoning), None), 3, "two thoughts, then the marker and all that follows");
 }

@@ -185,6 +185,7 @@ impl Speculator {
                 let tokens = &output.tokens[event.tokens.clone()];
                 followed.compare(tokens, &mut self.acceptance);
                 self.drafter.observe(event.request, tokens);
+                self.drafter.observe(event.request, &event.forced);
             }
         }
     }
