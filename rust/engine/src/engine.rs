@@ -23,6 +23,7 @@ use frizzen_sched::{
 
 use crate::handle::{Command, EngineHandle, Health, Shared};
 use crate::mailbox::Mailbox;
+use crate::masks;
 use crate::speculation::Speculating;
 use crate::worker::{Worker, WorkerError, WorkerInfo};
 
@@ -339,7 +340,7 @@ impl<W: Worker> Engine<W> {
         if plan.mask_rows.is_empty() {
             return Ok(());
         }
-        self.scheduler.fill_masks(plan, self.worker.info().vocab_size);
+        masks::fill(self.scheduler.mask_jobs(plan, self.worker.info().vocab_size));
         self.worker.sample(plan)
     }
 

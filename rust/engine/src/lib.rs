@@ -6,12 +6,14 @@
 //! * [`arena`]: a step as flat arrays, for workers on the other side of a language border.
 //! * [`speculation_options`]: what flags and library options say about drafts.
 //! * `speculation`: when drafts are proposed and who is told what came of them.
+//! * `masks`: the masks of a step, on several threads.
 //! * [`mock`]: a worker without a model, for everything that can be tested and measured without one.
 
 pub mod arena;
 pub mod engine;
 pub mod handle;
 pub mod mailbox;
+mod masks;
 pub mod mock;
 mod speculation;
 pub mod speculation_options;

@@ -66,31 +66,31 @@ impl Constrained {
         kept
     }
 
-    /// Appends one mask of `words` words per token of `window`, and one more: row `i` is for the token after `i` tokens
+    /// Writes one mask of `words` words per token of `window`, and one more: row `i` is for the token after `i` tokens
     /// of the window. Rows that nothing binds are all ones.
     ///
     /// `stops` end the request; they are allowed where the output may end, and nowhere else, reasoning included. A window
     /// ends at its first [`LAST_SAMPLED`], which is padding: the row before it is the last that is bound. A token that
     /// the constraint forbids is no error here: verification refuses it, and later rows repeat the last one that is
     /// known.
-    pub fn fill(&mut self, window: &[i32], stops: &[TokenId], words: usize, masks: &mut Vec<u32>) {
+    pub fn fill(&mut self, window: &[i32], stops: &[TokenId], words: usize, masks: &mut [u32]) {
+        debug_assert_eq!(masks.len(), (window.len() + 1) * words, "a mask per sampled position");
         let padding = window.iter().position(|token| *token == LAST_SAMPLED);
         let known = &window[..padding.unwrap_or(window.len())];
-        let end = masks.len() + (window.len() + 1) * words;
+        masks.fill(u32::MAX);
         let mut walk = Walk::new(&self.scope);
         self.foreseen.clear();
         for row in 0..=known.len() {
-            let at = masks.len();
-            masks.resize(at + words, u32::MAX);
-            if let Err(error) = self.fill_row(&walk.scope, stops, &mut masks[at..]) {
+            let (at, end) = (row * words, (row + 1) * words);
+            if let Err(error) = self.fill_row(&walk.scope, stops, &mut masks[at..end]) {
                 // The worker needs some token to choose; what it chooses does not count.
-                masks[at..].fill(u32::MAX);
+                masks[at..end].fill(u32::MAX);
                 self.failure = Some(error);
                 break;
             }
             let Some(token) = known.get(row).map(|token| *token as TokenId) else {
                 self.window = known.len();
-                self.foresee(only_token(&masks[at..]), stops, words, &mut walk);
+                self.foresee(only_token(&masks[at..end]), stops, words, &mut walk);
                 break;
             };
             let stop = stops.contains(&token);
@@ -99,13 +99,12 @@ impl Constrained {
                 break;
             }
             if stop || self.step_over(token, false, &mut walk).is_err() {
-                for _ in row..known.len() {
-                    masks.extend_from_within(at..at + words);
+                for later in row + 1..=known.len() {
+                    masks.copy_within(at..end, later * words);
                 }
                 break;
             }
         }
-        masks.resize(end, u32::MAX);
         self.take_back(&walk);
     }
 
@@ -236,7 +235,7 @@ fn forbidden(token: TokenId) -> Error {
 fn only_token(mask: &[u32]) -> Option<TokenId> {
     let mut words = mask.iter().enumerate().filter(|(_, word)| **word != 0);
     let (at, word) = words.next()?;
-    (word.count_ones() == 1 && words.next().is_none()).then(|| at as u32 * 32 + word.trailing_zeros())
+    (word.is_power_of_two() && words.next().is_none()).then(|| at as u32 * 32 + word.trailing_zeros())
 }
 
 fn set_all(mask: &mut [u32], tokens: &[TokenId], allowed: bool) {

@@ -29,5 +29,5 @@ pub use config::{AdmissionLimits, Policy, SchedulerConfig};
 pub use plan::{
     Admission, BlockDelta, LAST_SAMPLED, PlannedRow, PositionLogprobs, PromptPosition, StepOutput, StepPlan,
 };
-pub use scheduler::{Scheduler, SchedulerCounters};
+pub use scheduler::{MaskJob, Scheduler, SchedulerCounters};
 pub use window::{Allowed, ConstraintScope, ConstraintStart, ReasoningBoundary};
