@@ -1,8 +1,8 @@
 """Time to compile the corpus of JSON schemas and to make masks, beside xgrammar on the same vocabulary.
 
 The vocabulary is synthetic, of 128,256 tokens, and is written as a ``tokenizer.json`` that both read. The
-corpus is every schema of JSON Schema's test suite and of :mod:`benches.cpu.schemas` that both take. One thread
-each; caches are off. xgrammar may stand in an environment of its own, given with ``--peer-python``.
+corpus is every schema of JSON Schema's test suite and of :mod:`benches.cpu.schemas` that both take. One
+thread each; caches are off. xgrammar may stand in an environment of its own, given with ``--peer-python``.
 
     python -m benches.cpu.grammars --peer-python /path/to/python
 """

@@ -30,16 +30,17 @@ def ask(client: openai.OpenAI, schema: dict[str, Any], tokens: int, speculation:
     """One streamed answer: its text, why it ended, and what the server says of grammar and drafts."""
     question = f"Write one JSON value that satisfies this schema: {json.dumps(schema)}"
     wrapper = {"name": "answer", "schema": schema}
-    stream = client.chat.completions.create(
-        model="smollm2-135m",
-        messages=[{"role": "user", "content": question}],
-        response_format={"type": "json_schema", "json_schema": wrapper},
-        temperature=0,
-        max_tokens=tokens,
-        stream=True,
-        stream_options={"include_usage": True},
-        extra_body={"speculation": speculation},
-    )
+    request: dict[str, Any] = {
+        "model": "smollm2-135m",
+        "messages": [{"role": "user", "content": question}],
+        "response_format": {"type": "json_schema", "json_schema": wrapper},
+        "temperature": 0,
+        "max_tokens": tokens,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "extra_body": {"speculation": speculation},
+    }
+    stream = client.chat.completions.create(**request)
     answer: dict[str, Any] = {
         "text": "",
         "reason": None,

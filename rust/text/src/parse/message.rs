@@ -83,6 +83,14 @@ impl MessageParser {
         Self { tags: format.tags(open), parser, out, passed: String::new(), notes: Vec::new() }
     }
 
+    /// A parser at the beginning of a text whose calls a machine from elsewhere reads. The reasoning of `format` is
+    /// taken off before the machine sees the text; its tools are not looked at.
+    pub fn plugged(format: Format, machine: Box<dyn StreamParser>, setup: &Setup) -> Self {
+        let mut parser = Self::new(Format { tools: None, ..format }, setup);
+        parser.parser = Some(machine);
+        parser
+    }
+
     /// Takes the next piece of the text, cut anywhere; what it makes certain.
     pub fn push(&mut self, text: &str) -> Vec<Delta> {
         for c in text.chars() {
