@@ -12,6 +12,7 @@ import argparse
 import datetime
 import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from benches.cpu.schemas import growing
 from benches.cpu.workload import note
 
 DRAFTS = 4
+MODES: tuple[Any, ...] = ({"max_tokens": DRAFTS}, "off")
 
 
 def ask(client: openai.OpenAI, schema: dict[str, Any], tokens: int, speculation: Any) -> dict[str, Any]:
@@ -78,6 +80,7 @@ def main() -> int:
     )
     parser.add_argument("--tokens", type=int, default=600)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--streams", type=int, default=8, help="answers at the same time")
     parser.add_argument("--first", type=int, default=50, help="only so many schemas, the easy ones")
     parser.add_argument("--output", type=Path, default=RESULTS / "structured_smollm2.json")
     arguments = parser.parse_args()
@@ -89,9 +92,14 @@ def main() -> int:
     rows = []
     with served(command, url, arguments.threads):
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=300)
-        for index, schema in enumerate(growing()[: arguments.first]):
-            drafted = ask(client, schema, arguments.tokens, {"max_tokens": DRAFTS})
-            plain = ask(client, schema, arguments.tokens, "off")
+        schemas = growing()[: arguments.first]
+        with ThreadPoolExecutor(arguments.streams) as pool:
+            asked = [
+                [pool.submit(ask, client, schema, arguments.tokens, drafts) for drafts in MODES]
+                for schema in schemas
+            ]
+        for index, (schema, answers) in enumerate(zip(schemas, asked, strict=True)):
+            drafted, plain = (answer.result() for answer in answers)
             row = {
                 "schema": index,
                 "valid": is_valid(schema, drafted),

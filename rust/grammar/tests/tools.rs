@@ -144,7 +144,12 @@ impl Model {
 
     fn read(&self, text: &str, tools: &[Value]) -> Message {
         let format = Format { reasoning: None, tools: Some(self.format) };
-        let setup = Setup { start: Start::Answer, tools: Arc::new(ToolSchemas::new(tools)), id_seed: 1 };
+        let setup = Setup {
+            start: Start::Answer,
+            tools: Arc::new(ToolSchemas::new(tools)),
+            id_seed: 1,
+            ..Setup::default()
+        };
         parse(text, format, &setup)
     }
 

@@ -94,8 +94,8 @@ impl Job<'_> {
             reasoning_content: self.state.http.parsing.emit_reasoning_content,
             parallel: request.parallel_tool_calls,
         };
-        let readers = self.readers(request, &reading, shape);
         let wanted = enforce::of_chat(request, &reading, self.model)?;
+        let readers = self.readers(request, &reading, shape, wanted.is_some());
         let start = reading.start;
         let plan = plan.reading(reading);
         let tokens: Arc<[TokenId]> =
@@ -138,7 +138,13 @@ impl Job<'_> {
     }
 
     /// A reader for each choice, with call ids of its own.
-    fn readers(&self, request: &ChatRequest, reading: &Reading, shape: Shape) -> Vec<Reader> {
+    fn readers(
+        &self,
+        request: &ChatRequest,
+        reading: &Reading,
+        shape: Shape,
+        closed_by_tag: bool,
+    ) -> Vec<Reader> {
         let tools = request.conversation.tools.as_deref().unwrap_or_default();
         let tools = Arc::new(if reading.format.tools.is_some() {
             ToolSchemas::new(tools)
@@ -147,8 +153,12 @@ impl Job<'_> {
         });
         let named = matches!(request.tool_choice, ToolChoice::Named(_));
         let reader = |_| {
-            let setup =
-                Setup { start: reading.start, tools: Arc::clone(&tools), id_seed: self.state.ids.seed() };
+            let setup = Setup {
+                start: reading.start,
+                tools: Arc::clone(&tools),
+                id_seed: self.state.ids.seed(),
+                closed_by_tag,
+            };
             let reader = Reader::new(reading.format, &setup, shape);
             if named { reader.stopping_at_calls() } else { reader }
         };

@@ -225,6 +225,20 @@ fn a_required_call_follows_the_reasoning() {
     assert_eq!(message["reasoning"], json!("hm"));
 }
 
+/// Some models open a call before they close their reasoning; where a grammar waits for the end, that is a thought.
+#[test]
+fn a_call_in_a_thought_does_not_get_around_the_grammar() {
+    let flags = [REASONS, &["--tool-call-parser", "hermes"]].concat();
+    let call = "<tool_call>{\"name\": \"paint\", \"arguments\": {\"oops\": 1}}</tool_call>";
+    let server = Server::with_template(&flags, script(&format!("hm {call}</think>banana")), OPENS);
+    let asked =
+        json!({"tools": tools(), "tool_choice": "required", "parallel_tool_calls": false, "max_tokens": 500});
+    let (message, reason) = both_ways(&server, &asked);
+    let calls = message["tool_calls"].as_array().unwrap();
+    assert!(calls.len() == 1 && is_call(&calls[0]) && reason == "tool_calls", "{message}");
+    assert_eq!(message["reasoning"], json!(format!("hm {call}")));
+}
+
 #[test]
 fn a_forced_call_cut_by_length_says_so_and_keeps_its_arguments_vllm_53269() {
     let server = Server::with(&["--tool-call-parser", "hermes"], saying(Content::Chain));

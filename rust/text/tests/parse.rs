@@ -42,7 +42,7 @@ fn cases_of(file: &Path) -> Vec<Case> {
             Case {
                 name: format!("{}: {}", file.file_stem().unwrap().display(), case["name"].as_str().unwrap()),
                 format,
-                setup: Setup { start, tools: Arc::clone(&tools), id_seed: 7 },
+                setup: Setup { start, tools: Arc::clone(&tools), id_seed: 7, ..Setup::default() },
                 input: case["input"].as_str().unwrap().to_owned(),
                 message: case["message"].clone(),
             }
