@@ -31,6 +31,8 @@ pub struct RowEvent {
     pub gap: Option<Duration>,
     /// The end, if this is it.
     pub finish: Option<Finish>,
+    /// It ended because its logits were not finite.
+    pub corrupted: bool,
 }
 
 /// What becomes known with a request's first token.
@@ -112,6 +114,8 @@ impl Scheduler {
         events: &mut Vec<RowEvent>,
     ) {
         events.clear();
+        // A drafter of the worker proposes after the token that was sampled, and knows no others.
+        let appends = plan.propose == 0 && self.lookahead == 0;
         let mut next_token = 0;
         let mut next_prompt = 0;
         for (at, row) in plan.rows.iter().enumerate() {
@@ -127,7 +131,7 @@ impl Scheduler {
             if self.state(slot).epoch != row.epoch {
                 continue;
             }
-            self.commit_row(slot, row, output, tokens, scores, now, events);
+            self.commit_row(slot, row, output, tokens, scores, now, appends, events);
         }
     }
 
@@ -148,6 +152,7 @@ impl Scheduler {
         tokens: Range<usize>,
         prompt_scores: Range<usize>,
         now: Duration,
+        appends: bool,
         events: &mut Vec<RowEvent>,
     ) {
         let state = self.state_mut(slot);
@@ -164,7 +169,7 @@ impl Scheduler {
             Some((_, message)) => (0, Some(FinishReason::Error(Error::Request { message: message.clone() }))),
             None => append_tokens(state, &output.tokens[tokens.clone()]),
         };
-        let forced = if reason.is_none() && row.samples {
+        let forced = if reason.is_none() && row.samples && appends {
             append_forced(state, &output.tokens[tokens.clone()], &mut reason)
         } else {
             Vec::new()
@@ -194,6 +199,7 @@ impl Scheduler {
             first,
             gap,
             finish: reason.take().map(|reason| state.finish(reason)),
+            corrupted: failure.is_some(),
         });
         if failure.is_some() {
             self.distrust(slot);

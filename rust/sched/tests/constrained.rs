@@ -55,6 +55,7 @@ fn config(budget: u32) -> SchedulerConfig {
         long_prefill_threshold: 0,
         policy: Policy::Fcfs,
         hash_seed: 1,
+        spare_last_hit: false,
         admissions: AdmissionLimits::for_engine(2, 32, 128, 4, VOCAB),
     }
 }
