@@ -45,7 +45,8 @@ for schema in schemas:
         times.append((time.perf_counter() - start) * 1e3)
     except Exception:
         times.append(None)
-print(json.dumps({"version": getattr(xgr, "__version__", "unknown"), "times": times}))
+from importlib.metadata import version
+print(json.dumps({"version": version("xgrammar"), "times": times}))
 """
 
 
