@@ -21,6 +21,7 @@ use frizzen_sched::{Finish, RowEvent, Scheduler, SchedulerConfig, SchedulerCount
 use crate::cost_cache::CostCache;
 use crate::handle::{Command, EngineHandle, Health, Shared};
 use crate::mailbox::Mailbox;
+use crate::masks;
 use crate::options::EngineOptions;
 use crate::pause::Pause;
 use crate::publish::{count_finish, extend, observe};
@@ -337,7 +338,7 @@ impl<W: Worker> Engine<W> {
         if plan.mask_rows.is_empty() {
             return Ok(());
         }
-        self.scheduler.fill_masks(plan, self.worker.info().vocab_size);
+        masks::fill(self.scheduler.mask_jobs(plan, self.worker.info().vocab_size));
         self.worker.sample(plan)
     }
 

@@ -8,6 +8,7 @@
 //! * [`speculation_options`]: what flags and library options say about drafts.
 //! * `options`: what an owner decides; `publish`: what a step's events mean for streams and metrics.
 //! * `speculation`: when drafts are proposed and who is told what came of them.
+//! * `masks`: the masks of a step, on several threads.
 //! * `compatibility`: which drafter goes with what.
 //! * `cost_cache`: measured step times from one start to the next.
 //! * [`mock`]: a worker without a model, for everything that can be tested and measured without one.
@@ -18,6 +19,7 @@ mod cost_cache;
 pub mod engine;
 pub mod handle;
 pub mod mailbox;
+mod masks;
 pub mod mock;
 mod options;
 pub mod pause;

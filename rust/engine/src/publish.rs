@@ -7,6 +7,7 @@ use frizzen_sched::{Finish, RowEvent, StepOutput};
 /// Appends a row's event to what its stream has not read yet.
 pub(crate) fn extend(delta: &mut OutputDelta, event: &RowEvent, output: &StepOutput) {
     delta.tokens.extend_from_slice(&output.tokens[event.tokens.clone()]);
+    delta.tokens.extend_from_slice(&event.forced);
     if event.wants_logprobs {
         delta.logprobs.extend(output.logprobs[event.tokens.clone()].iter().map(|at| output.logprobs_of(at)));
     }
@@ -21,7 +22,7 @@ pub(crate) fn extend(delta: &mut OutputDelta, event: &RowEvent, output: &StepOut
 
 /// Counts a row's event; returns its share of the step's tokens: generated ones and computed prompt tokens.
 pub(crate) fn observe(metrics: &EngineMetrics, event: &RowEvent) -> u64 {
-    let generated = event.tokens.len() as u64;
+    let generated = (event.tokens.len() + event.forced.len()) as u64;
     metrics.tokens(generated);
     if let Some(gap) = event.gap {
         metrics.inter_token(gap.as_secs_f64());

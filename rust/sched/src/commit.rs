@@ -18,6 +18,9 @@ pub struct RowEvent {
     pub request: RequestId,
     /// Its new tokens: a range of [`StepOutput::tokens`] and, if it asked, of [`StepOutput::logprobs`].
     pub tokens: Range<usize>,
+    /// Tokens after them that needed no sampling, because its constraint allows no others; their KV is computed with
+    /// the next step's. None for requests whose tokens need more than to be known: log-probabilities, penalties.
+    pub forced: Vec<TokenId>,
     /// True if the request asked for log-probabilities.
     pub wants_logprobs: bool,
     /// Newly scored prompt positions: a range of [`StepOutput::prompt_logprobs`].
@@ -111,6 +114,8 @@ impl Scheduler {
         events: &mut Vec<RowEvent>,
     ) {
         events.clear();
+        // A drafter of the worker proposes after the token that was sampled, and knows no others.
+        let appends = plan.propose == 0 && self.lookahead == 0;
         let mut next_token = 0;
         let mut next_prompt = 0;
         for (at, row) in plan.rows.iter().enumerate() {
@@ -126,7 +131,7 @@ impl Scheduler {
             if self.state(slot).epoch != row.epoch {
                 continue;
             }
-            self.commit_row(slot, row, output, tokens, scores, now, events);
+            self.commit_row(slot, row, output, tokens, scores, now, appends, events);
         }
     }
 
@@ -147,6 +152,7 @@ impl Scheduler {
         tokens: Range<usize>,
         prompt_scores: Range<usize>,
         now: Duration,
+        appends: bool,
         events: &mut Vec<RowEvent>,
     ) {
         let state = self.state_mut(slot);
@@ -162,6 +168,11 @@ impl Scheduler {
         let (kept, mut reason) = match failure {
             Some((_, message)) => (0, Some(FinishReason::Error(Error::Request { message: message.clone() }))),
             None => append_tokens(state, &output.tokens[tokens.clone()]),
+        };
+        let forced = if reason.is_none() && row.samples && appends {
+            append_forced(state, &output.tokens[tokens.clone()], &mut reason)
+        } else {
+            Vec::new()
         };
         let mut first = None;
         let mut gap = None;
@@ -182,6 +193,7 @@ impl Scheduler {
         events.push(RowEvent {
             request: row.request,
             tokens: tokens.start..tokens.start + kept,
+            forced,
             wants_logprobs: state.request.params.logprobs.is_some(),
             prompt_scores,
             first,
@@ -209,6 +221,21 @@ impl Scheduler {
     }
 }
 
+/// Appends what the constraint leaves no choice about after `sampled`, and ends the request if that does.
+fn append_forced(state: &mut State, sampled: &[TokenId], reason: &mut Option<FinishReason>) -> Vec<TokenId> {
+    let params = &state.request.params;
+    // The worker counts tokens for penalties as it samples them, and has log-probabilities of sampled ones only.
+    if params.logprobs.is_some() || params.needs_history() || params.min_tokens > 0 {
+        return Vec::new();
+    }
+    let foreseen = state.constrained.as_mut().map(|constrained| constrained.take_foreseen(sampled));
+    let mut forced = foreseen.unwrap_or_default();
+    let (kept, end) = append_tokens(state, &forced);
+    forced.truncate(kept);
+    *reason = end;
+    forced
+}
+
 /// Appends tokens up to and including the one that ends the request. Returns how many, and the reason.
 fn append_tokens(state: &mut State, tokens: &[TokenId]) -> (usize, Option<FinishReason>) {
     let before = state.tokens.len();
@@ -228,6 +255,9 @@ fn append_tokens(state: &mut State, tokens: &[TokenId]) -> (usize, Option<Finish
         state.tokens.truncate(before + taken);
         kept = taken;
         reason = end.or(reason);
+        if constrained.is_over() {
+            state.constrained = None;
+        }
     }
     if reason.is_some() {
         // KV past the end may belong to drafts that no longer count.

@@ -19,6 +19,7 @@ pub mod connections;
 pub mod defaults;
 pub mod dialects;
 pub mod edge;
+mod enforce;
 pub mod error;
 pub mod handlers;
 pub mod ids;

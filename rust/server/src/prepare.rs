@@ -8,6 +8,7 @@ use frizzen_grammar::Grammar;
 use frizzen_text::parse::{Format, Setup, Start, ToolSchemas};
 use serde_json::{Map, Value};
 
+use crate::enforce::{self, Enforced};
 use crate::error::ApiError;
 use crate::ids::is_name;
 use crate::lower::{Lowered, Plan, PromptKind, Reading, TokenPrompt};
@@ -44,7 +45,7 @@ pub async fn prepare(
 /// True if the body may name a field whose grammar has to be compiled. A field that is spelled with escapes is missed, and
 /// then prepared where it delays others.
 fn may_ask_for_grammar(body: &[u8]) -> bool {
-    let names = [&b"response_format"[..], b"structured_outputs", b"\"format\"", b"output_format"];
+    let names = [&b"response_format"[..], b"structured_outputs", b"\"format\"", b"output_format", b"tools"];
     names.iter().any(|name| body.windows(name.len()).any(|part| part == *name))
 }
 
@@ -134,25 +135,25 @@ impl Job<'_> {
             reasoning_content: self.state.http.parsing.emit_reasoning_content,
             parallel: request.parallel_tool_calls,
         };
-        let readers = self.readers(request, &reading, shape);
-        // The grammar binds from the first token on, which the template has made a token of reasoning.
-        if let (Some(grammar), Start::Reasoning) = (&common.grammar, reading.start) {
-            let message = format!(
-                "{} cannot be enforced after reasoning, and the chat template has begun it; chat_template_kwargs may \
-                 turn it off",
-                grammar.field
-            );
-            return Err(ApiError::unsupported(grammar.field, message));
-        }
+        let wanted = enforce::of_chat(request, &reading, self.model)?;
+        let readers = self.readers(request, &reading, shape, wanted.is_some());
+        let start = reading.start;
         let plan = plan.reading(reading);
         let tokens: Arc<[TokenId]> =
             plan.tokenise(&text, common.add_special.unwrap_or(false), self.model)?.into();
-        let grammar = self.state.grammar(common.grammar.as_ref())?;
+        let grammar = self.state.grammar(wanted.as_ref())?;
+        let constraint = Enforced::after_reasoning(
+            grammar.as_ref(),
+            wanted.is_some_and(|wanted| wanted.spec.in_reasoning),
+            request.thinking_budget,
+            start,
+            self.model.reasoning_markers.as_ref(),
+        );
         let name = self.answer_name(common);
         let said = Said { name: &name, served, grammar: grammar.as_deref(), tokens: &tokens, readers, shape };
         let writer = self.writer(request, voice, said);
         let prompts = [TokenPrompt { tokens, echo: None }];
-        plan.lower(&prompts, grammar.as_ref(), &name, &self.model.tokenizer, writer)
+        plan.lower(&prompts, constraint.as_ref(), &name, &self.model.tokenizer, writer)
     }
 
     /// What writes the answer to a conversation.
@@ -205,17 +206,29 @@ impl Job<'_> {
     }
 
     /// A reader for each choice, with call ids of its own.
-    fn readers(&self, request: &ChatRequest, reading: &Reading, shape: Shape) -> Vec<Reader> {
+    fn readers(
+        &self,
+        request: &ChatRequest,
+        reading: &Reading,
+        shape: Shape,
+        closed_by_tag: bool,
+    ) -> Vec<Reader> {
         let tools = request.conversation.tools.as_deref().unwrap_or_default();
         let tools = Arc::new(if reading.format.tools.is_some() {
             ToolSchemas::new(tools)
         } else {
             ToolSchemas::default()
         });
+        let named = matches!(request.tool_choice, ToolChoice::Named(_));
         let reader = |_| {
-            let setup =
-                Setup { start: reading.start, tools: Arc::clone(&tools), id_seed: self.state.ids.seed() };
-            Reader::new(reading.format, &setup, shape)
+            let setup = Setup {
+                start: reading.start,
+                tools: Arc::clone(&tools),
+                id_seed: self.state.ids.seed(),
+                closed_by_tag,
+            };
+            let reader = Reader::new(reading.format, &setup, shape);
+            if named { reader.stopping_at_calls() } else { reader }
         };
         (0..request.common.n).map(reader).collect()
     }
@@ -264,7 +277,8 @@ impl Job<'_> {
                 prompt_logprobs,
             ))
         };
-        plan.lower(&prompts, grammar.as_ref(), &name, &self.model.tokenizer, writer)
+        let constraint = Enforced::plain(grammar.as_ref());
+        plan.lower(&prompts, constraint.as_ref(), &name, &self.model.tokenizer, writer)
     }
 
     fn token_prompt(

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use frizzen_core::{Error, ParamLimits};
+use frizzen_core::{Error, ParamLimits, ReasoningMarkers};
 use frizzen_engine::{EngineHandle, Health, WorkerInfo};
 use frizzen_grammar::{Grammar, GrammarCompiler, GrammarError, GrammarLimits};
 use frizzen_metrics::{EngineMetrics, HttpMetrics, Metrics};
@@ -43,6 +43,8 @@ pub struct TextModel {
     pub format: Format,
     /// What requests get that do not say.
     pub defaults: SamplingDefaults,
+    /// Where its reasoning begins and ends, in tokens; `None` if it has none between tags.
+    pub reasoning_markers: Option<Arc<ReasoningMarkers>>,
     /// Bytes of its longest token: a text has at least its own bytes over this many tokens.
     longest_token: usize,
 }
@@ -56,6 +58,7 @@ impl TextModel {
             template,
             format: Format::default(),
             defaults: SamplingDefaults::default(),
+            reasoning_markers: None,
             longest_token: longest.unwrap_or(0).max(1),
         }
     }
@@ -164,6 +167,7 @@ impl AppState {
     /// Brings the text side in, once it is loaded. The second call has no effect.
     pub fn set_text(&self, mut text: TextModel) {
         text.format = self.http.parsing.format(text.template.as_ref());
+        text.reasoning_markers = text.format.reasoning_markers(&text.tokenizer);
         // The first one is in use already.
         let _ = self.text.set(text);
     }

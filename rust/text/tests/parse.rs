@@ -5,8 +5,8 @@ use std::path::Path;
 use std::sync::{Arc, LazyLock};
 
 use frizzen_text::parse::{
-    Delta, Format, Message, MessageParser, ReasoningFormat, Setup, Start, StopScope, ToolFormat, ToolSchemas,
-    parse, registry,
+    Delta, Format, Malformed, Message, MessageParser, Output, ReasoningFormat, Setup, Start, StopScope,
+    StreamParser, ToolFormat, ToolSchemas, Uncommitted, parse, registry,
 };
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -42,7 +42,7 @@ fn cases_of(file: &Path) -> Vec<Case> {
             Case {
                 name: format!("{}: {}", file.file_stem().unwrap().display(), case["name"].as_str().unwrap()),
                 format,
-                setup: Setup { start, tools: Arc::clone(&tools), id_seed: 7 },
+                setup: Setup { start, tools: Arc::clone(&tools), id_seed: 7, ..Setup::default() },
                 input: case["input"].as_str().unwrap().to_owned(),
                 message: case["message"].clone(),
             }
@@ -467,5 +467,56 @@ fn unclosed_tags_take_linear_time_odysseus_4703() {
                 assert!(time.as_secs_f64() < 2.0, "{text:?} by {size} in {format:?}: {time:?}");
             }
         }
+    }
+}
+
+/// A machine from elsewhere: `@name;` is a call without arguments.
+#[derive(Debug, Default)]
+struct AtSign(Option<String>);
+
+impl StreamParser for AtSign {
+    fn feed(&mut self, c: char, out: &mut Output) -> Result<(), Malformed> {
+        match (&mut self.0, c) {
+            (None, '@') => self.0 = Some(String::new()),
+            (None, _) => out.content(c),
+            (Some(name), ';') => {
+                out.start_call(name, None);
+                out.end_call(true);
+                self.0 = None;
+            }
+            (Some(name), _) => {
+                name.push(c);
+                if !c.is_alphanumeric() {
+                    return Err(Malformed("no name"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn finish(&mut self, _: &mut Output) -> Result<(), Malformed> {
+        if self.0.is_some() { Err(Malformed("the text ended in a name")) } else { Ok(()) }
+    }
+
+    fn reset(&mut self) -> Uncommitted {
+        Uncommitted::head(format!("@{}", self.0.take().unwrap_or_default()))
+    }
+}
+
+#[test]
+fn a_machine_from_elsewhere_has_the_same_contract() {
+    let format = Format { reasoning: ReasoningFormat::named("qwen3"), tools: None };
+    let text = "<think>@no;</think>Say @f;, and @g !@h";
+    for run in [1, 2, 5, 100] {
+        let mut parser = MessageParser::plugged(format, Box::new(AtSign::default()), &Setup::default());
+        let mut message = Message::default();
+        let chars: Vec<char> = text.chars().collect();
+        for piece in chars.chunks(run) {
+            parser.push(&piece.iter().collect::<String>()).into_iter().for_each(|delta| message.apply(delta));
+        }
+        parser.finish().into_iter().for_each(|delta| message.apply(delta));
+        let calls: Vec<&str> = message.calls.iter().map(|call| &*call.name).collect();
+        assert_eq!((&*message.reasoning, calls), ("@no;", vec!["f"]));
+        assert_eq!(message.content, "Say, and @g !@h");
     }
 }

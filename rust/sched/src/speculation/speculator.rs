@@ -140,6 +140,7 @@ impl Speculator {
                 let tokens = &output.tokens[event.tokens.clone()];
                 labels += followed.compare(tokens, &mut self.acceptance, self.config.only_verified());
                 self.drafter.observe(event.request, tokens);
+                self.drafter.observe(event.request, &event.forced);
             }
         }
         self.unlabelled = if labels > 0 { 0 } else { self.unlabelled.saturating_add(1) };

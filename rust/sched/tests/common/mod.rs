@@ -88,7 +88,9 @@ impl Rig {
             let mut events = Vec::new();
             self.scheduler.commit(&plan, &output, Duration::ZERO, &mut events);
             for event in events {
-                self.texts.entry(event.request).or_default().extend(&output.tokens[event.tokens]);
+                let text = self.texts.entry(event.request).or_default();
+                text.extend(&output.tokens[event.tokens]);
+                text.extend(&event.forced);
                 if let Some(finish) = event.finish {
                     self.finished.insert(event.request, finish.reason);
                 }

@@ -133,6 +133,7 @@ use Support::{Ignored, Renamed, Unknown, Yes};
 const GUIDED: Support = Renamed("structured_outputs");
 pub(super) const NO_MEDIA: &str = "only text goes in and out";
 pub(super) const LABEL: Support = Ignored("a label for the provider's own records");
+const NO_REASONING: &str = "a completion is text as it is, in which no reasoning is told from the rest";
 
 /// Every known field, in alphabetical order.
 pub const FIELDS: &[Field] = &[
@@ -153,6 +154,7 @@ pub const FIELDS: &[Field] = &[
         chat: later(Off::False, "echo is not supported in chat; continue_final_message is"),
         completions: Yes,
     },
+    chat("enable_thinking", Yes),
     both("frequency_penalty", Yes),
     chat("function_call", Renamed("tool_choice")),
     chat("functions", Renamed("tools")),
@@ -219,7 +221,8 @@ pub const FIELDS: &[Field] = &[
     both("structured_outputs", Yes),
     completions("suffix", later(Off::Empty, "there is no fill-in-the-middle")),
     both("temperature", Yes),
-    both("thinking_token_budget", later(Off::Null, "there is no reasoning parser that could count them")),
+    Field { name: "thinking_budget", chat: Yes, completions: later(Off::Null, NO_REASONING) },
+    Field { name: "thinking_token_budget", chat: Yes, completions: later(Off::Null, NO_REASONING) },
     chat("tool_choice", Yes),
     chat("tools", Yes),
     both("top_k", Yes),

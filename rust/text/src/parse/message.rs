@@ -35,6 +35,9 @@ pub struct Setup {
     pub tools: Arc<ToolSchemas>,
     /// The ids of calls are a function of it and of their position.
     pub id_seed: u64,
+    /// Reasoning ends at its closing tag and nowhere else, not even where a call seems to open: so it is where a grammar
+    /// binds what follows that tag.
+    pub closed_by_tag: bool,
 }
 
 /// A parser for one text. It never fails: see [`notes`](Self::notes).
@@ -80,7 +83,17 @@ impl MessageParser {
                 _ => None,
             }
         };
-        Self { tags: format.tags(open), parser, out, passed: String::new(), notes: Vec::new() }
+        let tags =
+            if setup.closed_by_tag { Format { tools: None, ..format }.tags(open) } else { format.tags(open) };
+        Self { tags, parser, out, passed: String::new(), notes: Vec::new() }
+    }
+
+    /// A parser at the beginning of a text whose calls a machine from elsewhere reads. The reasoning of `format` is
+    /// taken off before the machine sees the text; its tools are not looked at.
+    pub fn plugged(format: Format, machine: Box<dyn StreamParser>, setup: &Setup) -> Self {
+        let mut parser = Self::new(Format { tools: None, ..format }, setup);
+        parser.parser = Some(machine);
+        parser
     }
 
     /// Takes the next piece of the text, cut anywhere; what it makes certain.

@@ -26,6 +26,7 @@ pub mod registry;
 mod scan;
 mod schema;
 mod scope;
+mod syntax;
 mod tags;
 
 use std::fmt;
@@ -35,6 +36,7 @@ pub use output::{Delta, IdStyle, Output};
 pub use registry::{Format, ReasoningFormat, ToolFormat};
 pub use schema::ToolSchemas;
 pub use scope::StopScope;
+pub use syntax::{ArgumentSyntax, CallSyntax, EachSyntax};
 
 /// Most bytes that are held back: the head of a call, one buffered value.
 pub(crate) const MAX_HELD: usize = 1 << 18;

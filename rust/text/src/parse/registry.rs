@@ -9,6 +9,7 @@ use crate::Tokenizer;
 use super::formats::{deepseek, glm, harmony, hermes, kimi, llama, mistral, pythonic, qwen_coder};
 use super::frame::FrameSpec;
 use super::output::IdStyle;
+use super::syntax::CallSyntax;
 
 /// The tags around reasoning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +41,9 @@ pub(super) enum Machine {
     Harmony,
 }
 
+/// A syntax that may depend on which tokens the vocabulary has.
+pub(super) type Syntax = fn(&dyn Fn(&str) -> bool) -> CallSyntax;
+
 /// How a family of models writes tool calls.
 #[derive(Clone, Copy, Debug)]
 pub struct ToolFormat {
@@ -50,12 +54,20 @@ pub struct ToolFormat {
     /// What must be kept in the text although it may be a special token.
     pub(super) markers: &'static [&'static str],
     pub(super) ids: IdStyle,
+    /// How calls are written, by a test for tokens of the vocabulary.
+    pub(super) syntax: Syntax,
 }
 
 impl ToolFormat {
     /// To be adjusted with struct update syntax.
-    pub(super) const DEFAULT: Self =
-        Self { name: "", aliases: &[], machine: Machine::Harmony, markers: &[], ids: IdStyle::Standard };
+    pub(super) const DEFAULT: Self = Self {
+        name: "",
+        aliases: &[],
+        machine: Machine::Harmony,
+        markers: &[],
+        ids: IdStyle::Standard,
+        syntax: |_| CallSyntax::DEFAULT,
+    };
 }
 
 const THINK: TagPair = TagPair { open: "<think>", close: "</think>" };
