@@ -17,6 +17,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
 DRAFTERS = (None, "ngram", "suffix")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
+RUNNERS = ("auto", "generate", "pooling")
 BLOCK_SIZES = (8, 16, 32, 64, 128)
 
 
@@ -40,6 +41,10 @@ class EngineConfig:
     """``auto`` is CUDA where there is a device, else the CPU."""
     load_format: str = "auto"
     """Format of the checkpoint; ``dummy`` makes random weights from a ``config.json``."""
+    runner: str = "auto"
+    """``generate`` text or return vectors (``pooling``); ``auto`` is what the checkpoint was made for."""
+    pooler_config: str | None = None
+    """How a model pools, as JSON: ``pooling_type`` (``MEAN``, ``CLS``, ``LAST``) and ``normalize``."""
     max_model_len: int | None = None
     """Prompt and output together, in tokens; ``None`` is as much as the model and the KV memory take."""
     max_num_seqs: int = 128
@@ -79,6 +84,8 @@ class EngineConfig:
         _check_choice("dtype", self.dtype, DTYPES)
         _check_choice("device", self.device, DEVICES)
         _check_choice("load_format", self.load_format, LOAD_FORMATS)
+        _check_choice("runner", self.runner, RUNNERS)
+        _check_text("pooler_config", self.pooler_config, optional=True)
         for name in ("max_model_len", "max_num_batched_tokens", "kv_cache_memory", "num_threads"):
             if getattr(self, name) is not None:
                 _check_integer(name, getattr(self, name), 1)

@@ -37,3 +37,5 @@ class StepContext:
     """Longest row of the step, in tokens."""
     max_context: int
     """Longest context of the step, its own tokens included."""
+    segments: torch.Tensor | None = None
+    """``[T]`` int64, 0 or 1: which text of a pair each token is of. Only for models that pool."""

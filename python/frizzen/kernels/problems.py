@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from frizzen.kernels import (
+    encoder,
     family_problems,
     mla_reference,
     moe_problems,
@@ -219,6 +220,7 @@ _ORACLES = (
     *moe_reference.CANDIDATES,
     *mla_reference.CANDIDATES,
     *sparsemixer.CANDIDATES,
+    *encoder.CANDIDATES[-1:],
 )
 
 

@@ -6,7 +6,8 @@ The file stays mapped only while it is read; nothing of it is kept but the weigh
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from frizzen.errors import LoadError
 from frizzen.kernels.facts import default_dtype
 from frizzen.kernels.plan import PlanBuilder
 from frizzen.layers.build import BuildContext
-from frizzen.loading.checkpoint import Checkpoint, Progress, Weights
+from frizzen.loading.checkpoint import Checkpoint, Parameter, Progress, Weights
 from frizzen.loading.dummy import DummyCheckpoint
 from frizzen.loading.gguf import GgufCheckpoint
 from frizzen.loading.hf_config import HfConfig
@@ -26,7 +27,7 @@ from frizzen.models.base import CausalLM, Family
 from frizzen.models.config import DecoderConfig
 from frizzen.models.families import family_of_gguf, family_of_hf
 
-__all__ = ["LoadRequest", "load_model"]
+__all__ = ["LoadRequest", "choose_dtype", "ignored_tensors", "load_model", "opened_weights"]
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -70,36 +71,51 @@ def load_model(request: LoadRequest, plan: PlanBuilder) -> CausalLM:
         LoadError: any other reason that lies in the files.
         PlanError: no kernel serves a layer.
     """
-    dtype = _choose_dtype(request.dtype, plan)
+    dtype = choose_dtype(request.dtype, plan)
     source = _open(request, catalog.resolve(request.model))
-    try:
+    parameters = source.family.parameters(source.config)
+    ignored = ignored_tensors(source.family, source.config)
+    with opened_weights(request, dtype, source.checkpoint, parameters, ignored) as weights:
         device = torch.device(request.device)
-        weights = Weights(
-            source.checkpoint,
-            source.family.parameters(source.config),
-            dtype,
-            device,
-            ignored=_ignored(source),
-            progress=request.progress,
-        )
         return source.family.build(
             source.config, BuildContext(weights, plan, dtype, device, request.block_size)
         )
+
+
+@contextmanager
+def opened_weights(
+    request: LoadRequest,
+    dtype: torch.dtype,
+    checkpoint: Checkpoint,
+    parameters: Sequence[Parameter],
+    ignored: Sequence[str],
+) -> Iterator[Weights]:
+    """The checkpoint's weights while they are read; raises what ``load_model`` does."""
+    try:
+        yield Weights(
+            checkpoint,
+            parameters,
+            dtype,
+            torch.device(request.device),
+            ignored=ignored,
+            progress=request.progress,
+        )
     finally:
-        source.checkpoint.close()
+        checkpoint.close()
         _return_free_memory()
 
 
-def _ignored(source: _Source) -> tuple[str, ...]:
+def ignored_tensors(family: Family, config: DecoderConfig) -> tuple[str, ...]:
     """Patterns of tensors that a checkpoint may hold and the model does not use."""
-    config, patterns = source.config, list(source.family.ignored)
+    patterns = list(family.ignored)
     if config.tied:
         patterns.append(r"^lm_head\.weight$")
     extra = range(config.num_layers, config.num_layers + config.extra_layers)
     return (*patterns, *(rf"^model\.layers\.{layer}\." for layer in extra))
 
 
-def _choose_dtype(name: str, plan: PlanBuilder) -> torch.dtype:
+def choose_dtype(name: str, plan: PlanBuilder) -> torch.dtype:
+    """The type that a configuration's ``dtype`` names; raises ``LoadError`` for another name."""
     if name == "auto":
         dtype, reason = default_dtype(plan.machine)
     elif name in _DTYPES:

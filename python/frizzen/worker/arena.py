@@ -71,6 +71,8 @@ class Admit(IntEnum):
     MIN_TOKENS = 4
     NUM_RULES = 5
     NUM_HISTORY = 6
+    SECOND_START = 7
+    """Index of the first token of the second text of a pair, 0 = one text."""
 
 
 class AdmitFloat(IntEnum):
@@ -138,6 +140,7 @@ class Sections:
     num_sampled: torch.Tensor
     sampled: torch.Tensor
     row_status: torch.Tensor
+    pooled: torch.Tensor
     logprobs: torch.Tensor
     ranks: torch.Tensor
     top_tokens: torch.Tensor

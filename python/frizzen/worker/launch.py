@@ -13,11 +13,14 @@ from frizzen.errors import ConfigError
 from frizzen.kernels.facts import detect_machine
 from frizzen.kernels.plan import Plan, PlanBuilder, default_registry
 from frizzen.loading.load import LoadRequest, load_model
+from frizzen.loading.pooling import load_pooling_model, pools_by_itself
 from frizzen.models.base import CausalLM
+from frizzen.models.pooling import PoolingModel
 from frizzen.progress import phase
 from frizzen.step import StepContext
 from frizzen.worker.machine import available_cpus, available_memory
-from frizzen.worker.sizes import Sizes, default_kv_memory, resolve_sizes
+from frizzen.worker.pooling import PoolingWorker
+from frizzen.worker.sizes import Sizes, default_kv_memory, resolve_sizes, sizes_without_cache
 from frizzen.worker.worker import Worker
 
 __all__ = ["Loaded", "build", "load"]
@@ -31,7 +34,7 @@ class Loaded:
     """A model with everything decided, before its KV cache exists."""
 
     config: EngineConfig
-    model: CausalLM
+    model: CausalLM | PoolingModel
     sizes: Sizes
     plan: Plan
 
@@ -64,7 +67,7 @@ def build(config_json: str) -> Worker:
         "max_num_seqs": config.max_num_seqs,
         "max_num_batched_tokens": sizes.max_num_batched_tokens,
         "num_blocks": sizes.num_blocks,
-        "block_size": config.block_size,
+        "block_size": sizes.block_size,
         "max_logprobs": min(config.max_logprobs, model.config.vocab_size),
         "max_drafts": config.max_drafts,
         "eos_token_ids": list(model.config.eos_token_ids),
@@ -72,6 +75,9 @@ def build(config_json: str) -> Worker:
         "dtype": str(model.dtype).removeprefix("torch."),
         "plan": loaded.plan_json(),
     }
+    if isinstance(model, PoolingModel):
+        info |= {"pooling": model.pooling.to_json(), "max_logprobs": 0}
+        return PoolingWorker(model, info, model.device)
     return Worker(model, info, model.device, config.spec_synthetic_acceptance)
 
 
@@ -92,20 +98,39 @@ def load(config: EngineConfig) -> Loaded:
             seed=config.seed,
             progress=progress,
         )
-        model = load_model(request, builder)
-    sizes = resolve_sizes(
-        config,
-        device_type=model.device.type,
-        model_len=model.config.max_model_len,
-        bytes_per_token=model.kv_bytes_per_token(),
-        memory=_kv_memory(model.device),
-    )
+        model: CausalLM | PoolingModel
+        if _pools(config):
+            model = load_pooling_model(request, builder, config.pooler_config)
+        else:
+            model = load_model(request, builder)
+    sizes = _sizes(config, model)
     builder.decide("max_model_len", str(sizes.max_model_len), sizes.limited_by)
     plan = builder.plan()
     sys.stderr.write(plan.table() + "\n")
     if config.strict:
         plan.strict()
     return Loaded(config, model, sizes, plan)
+
+
+def _pools(config: EngineConfig) -> bool:
+    if config.runner == "auto":
+        return config.pooler_config is not None or pools_by_itself(config.model)
+    return config.runner == "pooling"
+
+
+def _sizes(config: EngineConfig, model: CausalLM | PoolingModel) -> Sizes:
+    model_len = model.config.max_model_len
+    if isinstance(model, PoolingModel):
+        model_len = model.max_model_len
+        if model.pooling.whole_prompts:
+            return sizes_without_cache(config, device_type=model.device.type, model_len=model_len)
+    return resolve_sizes(
+        config,
+        device_type=model.device.type,
+        model_len=model_len,
+        bytes_per_token=model.kv_bytes_per_token(),
+        memory=_kv_memory(model.device),
+    )
 
 
 def _choose_device(config: EngineConfig) -> str:
@@ -129,7 +154,7 @@ def _kv_memory(device: torch.device) -> int:
 
 
 @torch.inference_mode()
-def _warm_up(model: CausalLM, block_size: int) -> None:
+def _warm_up(model: CausalLM | PoolingModel, block_size: int) -> None:
     """One prefill and one decode, so that no request waits for libraries that initialise on first use."""
     for queries in ([block_size], [1, 1]):
         count = sum(queries)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from frizzen.config import EngineConfig
 from frizzen.errors import ConfigError
 
-__all__ = ["Sizes", "default_kv_memory", "resolve_sizes"]
+__all__ = ["Sizes", "default_kv_memory", "resolve_sizes", "sizes_without_cache"]
 
 GIB = 2**30
 
@@ -25,6 +25,8 @@ class Sizes:
     num_blocks: int
     """KV blocks, the null block 0 included."""
     kv_bytes: int
+    block_size: int
+    """Tokens per block."""
     limited_by: str
     """What ``max_model_len`` follows from, as a phrase."""
 
@@ -84,5 +86,35 @@ def resolve_sizes(
         max_num_batched_tokens=config.max_num_batched_tokens or DEFAULT_STEP_TOKENS[device_type],
         num_blocks=num_blocks,
         kv_bytes=num_blocks * block_bytes,
+        block_size=config.block_size,
         limited_by=limited_by,
+    )
+
+
+def sizes_without_cache(config: EngineConfig, *, device_type: str, model_len: int) -> Sizes:
+    """The sizes for a model that computes a text of up to ``model_len`` tokens at once and caches nothing.
+
+    The engine counts one block per running request, as long as the longest text; behind it is no memory.
+
+    Raises:
+        ConfigError: ``max_model_len`` is over the model's, or a step could not hold the longest text.
+    """
+    longest = config.max_model_len or model_len
+    if longest > model_len:
+        raise ConfigError(
+            f"max_model_len must be at most {model_len}, the model's context length, got {longest}"
+        )
+    step = config.max_num_batched_tokens or max(DEFAULT_STEP_TOKENS[device_type], longest)
+    if step < longest:
+        raise ConfigError(
+            f"max_num_batched_tokens must be at least max_model_len {longest}, since this model computes a "
+            f"text in one step, got {step}"
+        )
+    return Sizes(
+        max_model_len=longest,
+        max_num_batched_tokens=step,
+        num_blocks=1 + config.max_num_seqs,
+        kv_bytes=0,
+        block_size=longest,
+        limited_by="the configuration" if config.max_model_len else "the model's context length",
     )

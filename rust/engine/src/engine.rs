@@ -113,13 +113,15 @@ fn random() -> u64 {
 }
 
 fn scheduler_config(info: &WorkerInfo, options: &EngineOptions) -> SchedulerConfig {
+    let pooling = info.pooling.as_ref();
     SchedulerConfig {
         max_num_seqs: info.max_num_seqs,
         max_num_batched_tokens: info.max_num_batched_tokens,
         max_model_len: info.max_model_len,
         block_size: info.block_size,
         num_blocks: info.num_blocks,
-        prefix_caching: options.prefix_caching,
+        prefix_caching: options.prefix_caching && !pooling.is_some_and(|pooling| pooling.every_token),
+        whole_prompts: pooling.is_some_and(|pooling| pooling.whole_prompts),
         long_prefill_threshold: options.long_prefill_threshold,
         policy: options.policy,
         hash_seed: random(),
@@ -145,6 +147,13 @@ impl WorkerInfo {
         let usable = self.num_blocks.saturating_sub(1);
         if self.max_num_seqs == 0 || self.max_num_batched_tokens == 0 || self.block_size == 0 {
             return Err("max_num_seqs, max_num_batched_tokens and block_size must be at least 1".to_owned());
+        }
+        let whole = self.pooling.as_ref().is_some_and(|pooling| pooling.whole_prompts);
+        if whole && self.max_num_batched_tokens < self.max_model_len {
+            let (step, len) = (self.max_num_batched_tokens, self.max_model_len);
+            return Err(format!(
+                "max_num_batched_tokens must be at least max_model_len {len}, since this model computes a prompt in one                  step; got {step}"
+            ));
         }
         if needed > usable {
             let (len, fits) = (self.max_model_len, usable * self.block_size);
@@ -479,6 +488,7 @@ fn extend(delta: &mut OutputDelta, event: &RowEvent, output: &StepOutput) {
     }
     let scores = output.prompt_logprobs[event.prompt_scores.clone()].iter();
     delta.prompt_logprobs.extend(scores.map(|at| output.logprobs_of(at)));
+    delta.pooled.extend_from_slice(&output.pooled[event.pooled.clone()]);
     delta.prefill = delta.prefill.or(event.first.map(|first| first.prefill));
     if let Some(finish) = &event.finish {
         delta.finish = Some(finish.reason.clone());

@@ -109,6 +109,7 @@ pub fn mock_info() -> WorkerInfo {
         max_logprobs: 20,
         max_drafts: 0,
         eos_token_ids: vec![0],
+        pooling: None,
         device: "mock".to_owned(),
         dtype: "mock".to_owned(),
         plan: serde_json::Value::Null,
@@ -184,7 +185,10 @@ impl MockWorker {
         let mut output = StepOutput::default();
         let eos = self.info.eos_token_ids.first().copied().unwrap_or(0);
         let content = &self.content;
-        self.model.run(plan, &mut output, |model, choice| choose(content, eos, model, choice));
+        match &self.info.pooling {
+            Some(pooling) => self.model.pool(plan, pooling.size as usize, &mut output),
+            None => self.model.run(plan, &mut output, |model, choice| choose(content, eos, model, choice)),
+        }
         if self.has(Fault::BadRow(self.step)) {
             output.failed.push((plan.rows[0].row, "logits are not finite".to_owned()));
         }

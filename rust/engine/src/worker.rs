@@ -1,6 +1,6 @@
 //! The seam between the loop and whatever computes: a torch worker, a mock, later a remote rank.
 
-use frizzen_core::TokenId;
+use frizzen_core::{PoolingInfo, TokenId};
 use frizzen_sched::{StepOutput, StepPlan};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -29,6 +29,9 @@ pub struct WorkerInfo {
     pub max_drafts: u32,
     /// Tokens that end a request unless `ignore_eos`.
     pub eos_token_ids: Vec<TokenId>,
+    /// What its vectors are, if the model pools; such a model generates nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pooling: Option<PoolingInfo>,
     /// `cpu`, `cuda:0`, ...
     pub device: String,
     /// `float32`, `bfloat16`, ...

@@ -21,6 +21,7 @@ fn config() -> SchedulerConfig {
         block_size: 4,
         num_blocks: 33,
         prefix_caching: true,
+        whole_prompts: false,
         long_prefill_threshold: 0,
         policy: Policy::Fcfs,
         hash_seed: 1,
@@ -38,6 +39,7 @@ fn request(prompt: &[TokenId], max_tokens: u32) -> Arc<Request> {
         },
         priority: 0,
         constraint: None,
+        pooling: None,
         cache_salt: None,
         external_id: "".into(),
     })

@@ -140,6 +140,7 @@ impl<'a> Plan<'a> {
                     params: SamplingParams { seed, ..params.clone() },
                     priority: common.priority,
                     constraint: grammar.map(|grammar| Arc::clone(grammar) as Arc<dyn Constraint>),
+                    pooling: None,
                     cache_salt: salt.clone(),
                     external_id: Arc::clone(external_id),
                 };
