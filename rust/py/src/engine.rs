@@ -13,7 +13,7 @@ use frizzen_engine::{
 };
 use frizzen_grammar::{GrammarCompiler, GrammarError, GrammarLimits, GrammarSpec};
 use frizzen_metrics::{Metrics, MetricsOptions};
-use frizzen_text::{ChatTemplate, RenderRequest, StreamOptions, TextStream, Tokenizer};
+use frizzen_text::{ChatTemplate, Cut, RenderRequest, StreamOptions, TextStream, Tokenizer};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use serde::Deserialize;
@@ -274,7 +274,7 @@ impl PyEngine {
         first: &str,
         second: Option<&str>,
     ) -> PyResult<(Vec<TokenId>, Option<u32>)> {
-        let encoded = self.tokenizer(py)?.encode_pair(first, second, true, None);
+        let encoded = self.tokenizer(py)?.encode_pair(first, second, true, Cut::default());
         encoded.map(|encoded| (encoded.ids, encoded.second_start)).map_err(|error| to_py(py, &error))
     }
 

@@ -59,6 +59,14 @@ pub struct EngineArgs {
     #[arg(long)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub load_format: Option<String>,
+    /// Generate text (generate) or return vectors (pooling); auto is what the checkpoint was made for
+    #[arg(long, value_name = "auto|generate|pooling")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub runner: Option<String>,
+    /// How a model pools, as JSON: `pooling_type` (MEAN, CLS or LAST) and `normalize`
+    #[arg(long, value_name = "JSON")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pooler_config: Option<String>,
     /// Prompt and output together, in tokens
     #[arg(long, value_name = "TOKENS", value_parser = parse_count)]
     #[serde(skip_serializing_if = "Option::is_none")]

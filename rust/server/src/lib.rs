@@ -5,6 +5,7 @@
 //!   [`auth`], [`ids`], [`error`]: their parts.
 //! * [`request`]: bodies, parsed and checked. [`prepare`], [`lower`]: from there to the engine.
 //! * [`parsing`]: which parsers read the model's text. [`parse`]: them alone, without a model.
+//! * [`pooling`]: embeddings, classification, scores and rankings.
 //! * [`output`]: from the engine's deltas to the bytes of an answer.
 //! * [`serve`], [`shutdown`]: life of a server. [`logging`]: the log. [`mock`]: a server without a model.
 
@@ -22,6 +23,7 @@ pub mod mock;
 pub mod output;
 pub mod parse;
 pub mod parsing;
+pub mod pooling;
 pub mod prepare;
 pub mod request;
 pub mod routes;

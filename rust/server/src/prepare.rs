@@ -13,6 +13,7 @@ use crate::lower::{Lowered, Plan, PromptKind, Reading, TokenPrompt};
 use crate::output::message::{Reader, Shape};
 use crate::output::writer::Header;
 use crate::output::{Echo, Envelope, Pieces, chat, completion};
+use crate::pooling::run::check_generates;
 use crate::request::{ChatRequest, Common, CompletionRequest, Dialect, Fields, Limits, Prompt, ToolChoice};
 use crate::state::{AppState, TextModel, unix_time};
 
@@ -54,6 +55,7 @@ pub async fn off_thread<T: Send + 'static>(
 
 fn prepare_now(state: &AppState, dialect: Dialect, body: &[u8], name: Arc<str>) -> Result<Lowered, ApiError> {
     let (info, model) = state.model()?;
+    check_generates(info)?;
     let limits = state.limits(info, model.format);
     let (fields, unused) = Fields::parse(body, dialect)?;
     state.note(&unused);

@@ -8,6 +8,7 @@ use axum::routing::{MethodFilter, MethodRouter, on};
 
 use crate::error::{ApiError, quoted};
 use crate::handlers;
+use crate::pooling;
 use crate::state::SharedState;
 
 /// The methods that routes use. A GET route answers HEAD too.
@@ -59,6 +60,16 @@ pub enum Endpoint {
     Plan,
     /// How speculation fares.
     Speculation,
+    /// Embeddings.
+    Embeddings,
+    /// Vectors, whatever they are.
+    Pooling,
+    /// Probabilities of classes.
+    Classify,
+    /// How well texts fit.
+    Score,
+    /// Documents by how well they fit.
+    Rerank,
     /// Forget cached prefixes.
     ResetPrefixCache,
     /// Known from the peers, and not served: 501.
@@ -128,15 +139,15 @@ pub const ROUTES: &[Route] = &[
     absent(2, post("/v1/responses/{id}/cancel", NONE, "cancel a response")),
     absent(2, post("/v1/messages", NONE, "the messages dialect")),
     absent(2, post("/v1/messages/count_tokens", NONE, "count a prompt in the messages dialect")),
-    absent(2, post("/v1/embeddings", NONE, "embeddings")),
+    post("/v1/embeddings", Endpoint::Embeddings, "the embeddings of texts"),
     absent(2, post("/v2/embed", NONE, "embeddings in another dialect")),
-    absent(2, post("/pooling", NONE, "pooled hidden states")),
-    absent(2, post("/classify", NONE, "classification")),
-    absent(2, post("/score", NONE, "scores of pairs")),
-    absent(2, post("/v1/score", NONE, "scores of pairs")),
-    absent(2, post("/rerank", NONE, "order documents by a query")),
-    absent(2, post("/v1/rerank", NONE, "order documents by a query")),
-    absent(2, post("/v2/rerank", NONE, "order documents by a query")),
+    post("/pooling", Endpoint::Pooling, "the vectors of texts, whatever the model's are"),
+    post("/classify", Endpoint::Classify, "the probability of each class"),
+    post("/score", Endpoint::Score, "how well texts fit, one to each or pair by pair"),
+    post("/v1/score", Endpoint::Score, "another name of /score"),
+    post("/rerank", Endpoint::Rerank, "documents by how well they fit a query"),
+    post("/v1/rerank", Endpoint::Rerank, "another name of /rerank"),
+    post("/v2/rerank", Endpoint::Rerank, "another name of /rerank"),
     absent(2, post("/inference/v1/generate", NONE, "token ids in, token ids out")),
     absent(2, post("/generate", NONE, "token ids in, token ids out")),
     absent(2, post("/abort_requests", NONE, "abort by id")),
@@ -210,6 +221,11 @@ fn method_router(route: &Route) -> MethodRouter<SharedState> {
         Endpoint::Parse => on(filter, handlers::parse),
         Endpoint::Plan => on(filter, handlers::plan),
         Endpoint::Speculation => on(filter, handlers::speculation),
+        Endpoint::Embeddings => on(filter, pooling::embeddings),
+        Endpoint::Pooling => on(filter, pooling::pooling),
+        Endpoint::Classify => on(filter, pooling::classify),
+        Endpoint::Score => on(filter, pooling::score),
+        Endpoint::Rerank => on(filter, pooling::rerank),
         Endpoint::ResetPrefixCache => on(filter, handlers::reset_prefix_cache),
         Endpoint::Unsupported => on(filter, unsupported),
     }

@@ -40,16 +40,16 @@ fn bert_like() -> Tokenizer {
 }
 
 fn to(length: usize) -> Cut {
-    Cut { to: length, left: false, second_only: false }
+    Cut { to: Some(length), ..Cut::default() }
 }
 
 #[test]
 fn a_pair_is_joined_as_the_template_says_and_its_second_text_begins_after_the_separator() {
-    let encoded = bert_like().encode_pair("a b", Some("c"), true, None).unwrap();
+    let encoded = bert_like().encode_pair("a b", Some("c"), true, Cut::default()).unwrap();
     assert_eq!((encoded.ids, encoded.second_start), (vec![CLS, 3, 4, SEP, 5, SEP], Some(4)));
-    let alone = bert_like().encode_pair("a b", None, true, None).unwrap();
+    let alone = bert_like().encode_pair("a b", None, true, Cut::default()).unwrap();
     assert_eq!((alone.ids, alone.second_start), (vec![CLS, 3, 4, SEP], None));
-    let bare = bert_like().encode_pair("a b", Some("c"), false, None).unwrap();
+    let bare = bert_like().encode_pair("a b", Some("c"), false, Cut::default()).unwrap();
     assert_eq!(bare.ids, [3, 4, 5]);
 }
 
@@ -58,7 +58,7 @@ fn one_text_is_what_encode_makes_of_it() {
     let tokenizer = bert_like();
     for text in ["a b c d e f", "", "x a", "[SEP] a"] {
         for add_special in [true, false] {
-            let encoded = tokenizer.encode_pair(text, None, add_special, None).unwrap();
+            let encoded = tokenizer.encode_pair(text, None, add_special, Cut::default()).unwrap();
             assert_eq!(encoded.ids, tokenizer.encode(text, add_special).unwrap());
         }
     }
@@ -67,20 +67,21 @@ fn one_text_is_what_encode_makes_of_it() {
 #[test]
 fn a_cut_keeps_the_special_tokens_and_one_side() {
     let tokenizer = bert_like();
-    let ids = |cut| tokenizer.encode_pair("a b c d", None, true, Some(cut)).unwrap().ids;
+    let ids = |cut| tokenizer.encode_pair("a b c d", None, true, cut).unwrap().ids;
     assert_eq!(ids(to(4)), [CLS, 3, 4, SEP]);
     assert_eq!(ids(Cut { left: true, ..to(4) }), [CLS, 5, 6, SEP]);
     assert_eq!(ids(to(100)), [CLS, 3, 4, 5, 6, SEP]);
-    let error = tokenizer.encode_pair("a", None, true, Some(to(2))).unwrap_err();
+    let error = tokenizer.encode_pair("a", None, true, to(2)).unwrap_err();
     assert_eq!(error.to_string(), "truncate_prompt_tokens is 2, and 2 of them are special tokens");
 }
 
 #[test]
-fn of_a_pair_the_longer_text_is_cut_or_the_second_alone() {
+fn of_a_pair_the_longer_text_is_cut_or_the_last_one_to_its_own_limit() {
     let tokenizer = bert_like();
-    let ids = |cut| tokenizer.encode_pair("a b", Some("c d e f"), true, Some(cut)).unwrap().ids;
+    let ids = |cut| tokenizer.encode_pair("a b", Some("c d e f"), true, cut).unwrap().ids;
     assert_eq!(ids(to(7)), [CLS, 3, 4, SEP, 5, 6, SEP]);
-    assert_eq!(ids(Cut { second_only: true, ..to(6) }), [CLS, 3, 4, SEP, 5, SEP]);
-    // No room is left for the second text, so both are cut.
-    assert_eq!(ids(Cut { second_only: true, ..to(5) }), [CLS, 3, SEP, 5, SEP]);
+    assert_eq!(ids(Cut { last_to: Some(1), ..Cut::default() }), [CLS, 3, 4, SEP, 5, SEP]);
+    assert_eq!(ids(Cut { last_to: Some(9), ..to(8) }), [CLS, 3, 4, SEP, 5, 6, 7, SEP]);
+    let one = tokenizer.encode_pair("a b c", None, true, Cut { last_to: Some(2), ..Cut::default() }).unwrap();
+    assert_eq!(one.ids, [CLS, 3, 4, SEP]);
 }

@@ -11,14 +11,14 @@ use tokenizers::{
 use super::{Encoder, Tokenizer};
 
 /// How a text that is too long is cut.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cut {
-    /// Most tokens, those that the tokenizer adds included.
-    pub to: usize,
+    /// Most tokens, those that the tokenizer adds included. Of a pair, the longer text loses its tokens first.
+    pub to: Option<usize>,
     /// Drop the beginning instead of the end.
     pub left: bool,
-    /// Of a pair, cut the second text only, as long as something of it is left.
-    pub second_only: bool,
+    /// Most tokens of the last text itself, before all else.
+    pub last_to: Option<usize>,
 }
 
 /// Ids of a text or a pair.
@@ -40,7 +40,7 @@ impl Tokenizer {
         first: &str,
         second: Option<&str>,
         add_special: bool,
-        cut: Option<Cut>,
+        cut: Cut,
     ) -> Result<Encoded> {
         match &self.encoder {
             Encoder::Standard(tokenizer) => encode(tokenizer, first, second, add_special, cut),
@@ -58,7 +58,7 @@ fn encode<M, N, PT, D>(
     first: &str,
     second: Option<&str>,
     add_special: bool,
-    cut: Option<Cut>,
+    cut: Cut,
 ) -> Result<Encoded>
 where
     M: Model,
@@ -68,10 +68,14 @@ where
 {
     let plain = |text: &str| tokenizer.encode(EncodeInput::Single(text.into()), false).map_err(fault);
     let mut texts = (plain(first)?, second.map(plain).transpose()?);
-    if let Some(cut) = cut {
+    let direction = if cut.left { TruncationDirection::Left } else { TruncationDirection::Right };
+    if let Some(limit) = cut.last_to {
+        texts.1.as_mut().unwrap_or(&mut texts.0).truncate(limit, 0, direction);
+    }
+    if let Some(to) = cut.to {
         let added = tokenizer.get_post_processor().filter(|_| add_special);
         let added = added.map_or(0, |processor| processor.added_tokens(second.is_some()));
-        texts = shorten(texts, cut, added)?;
+        texts = shorten(texts, to, added, direction)?;
     }
     let encoding = tokenizer.post_process(texts.0, texts.1, add_special).map_err(fault)?;
     let second_start = second.and_then(|_| encoding.get_type_ids().iter().position(|kind| *kind == 1));
@@ -80,21 +84,15 @@ where
 
 fn shorten(
     (first, second): (Encoding, Option<Encoding>),
-    cut: Cut,
+    to: usize,
     added: usize,
+    direction: TruncationDirection,
 ) -> Result<(Encoding, Option<Encoding>)> {
-    let to = cut.to;
     let room = to.checked_sub(added).filter(|room| *room > 0).ok_or_else(|| {
         let message = format!("truncate_prompt_tokens is {to}, and {added} of them are special tokens");
         Error::invalid("truncate_prompt_tokens", message)
     })?;
-    let fits_first = first.len() < room;
-    let strategy = match second {
-        None => TruncationStrategy::OnlyFirst,
-        Some(_) if cut.second_only && fits_first => TruncationStrategy::OnlySecond,
-        Some(_) => TruncationStrategy::LongestFirst,
-    };
-    let direction = if cut.left { TruncationDirection::Left } else { TruncationDirection::Right };
+    let strategy = TruncationStrategy::LongestFirst;
     let params = TruncationParams { max_length: room, strategy, stride: 0, direction };
     truncate_encodings(first, second, &params).map_err(fault)
 }
