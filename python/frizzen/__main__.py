@@ -36,8 +36,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if command == "serve":
         from frizzen._core import serve
+        from frizzen.errors import ConfigError
 
-        return serve(arguments)
+        try:
+            return serve(arguments)
+        except ConfigError as error:
+            print(f"frizzen serve: {error}", file=sys.stderr)
+            return 2
     if command == "plan":
         return _plan(arguments)
     reason = "is a command of the Rust binary" if command in BINARY_COMMANDS else "is not a command"

@@ -20,6 +20,7 @@ from frizzen.outputs import (
     RequestOutput,
     ScoringOutput,
 )
+from frizzen.plugins import prepare_plugins
 from frizzen.progress import ProgressBar
 from frizzen.prompts import Prompt, normalise
 from frizzen.sampling import SamplingParams
@@ -57,6 +58,7 @@ class LLM:
         # The extension and torch are loaded here and not with the module: importing frizzen stays cheap.
         from frizzen._core import Engine
 
+        prepare_plugins(options.get("reasoning_parser_plugin"), options.get("tool_parser_plugin"))
         self.config = EngineConfig.from_dict({"model": model, **options})
         self._engine: Engine | None = Engine(self.config.to_json())
         self._texts: dict[int, str] = {}

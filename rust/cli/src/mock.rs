@@ -166,6 +166,9 @@ fn text(args: &MockServeArgs) -> Result<TextModel, String> {
 /// Serves until a signal comes.
 pub fn serve(args: MockServeArgs) -> Result<ExitCode, String> {
     frizzen_server::logging::init();
+    if args.http.parsing.has_plugins() {
+        return Err("plug-ins are Python, which mock-serve does without".to_owned());
+    }
     let text = text(&args)?;
     let mut worker = worker(&args, &text)?;
     // A hang lasts as long as the process: the watchdog is what ends it.

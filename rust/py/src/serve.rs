@@ -37,6 +37,7 @@ const LAST_RESORT: Duration = Duration::from_secs(3);
 /// Runs the HTTP server until it is told to stop, or the engine fails. Returns the exit code.
 #[pyfunction]
 pub(crate) fn serve(py: Python<'_>, argv: Vec<String>) -> PyResult<u8> {
+    crate::plugins::prepare(py, &argv)?;
     let config = match Cli::try_parse_from(std::iter::once("frizzen serve".to_owned()).chain(argv)) {
         Ok(cli) => cli.config,
         Err(error) => {

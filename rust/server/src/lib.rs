@@ -32,6 +32,6 @@ pub mod shutdown;
 pub mod state;
 
 pub use config::ServerConfig;
-pub use serve::{Outcome, runtime};
+pub use serve::{Outcome, runtime, runtime_goes_on};
 pub use shutdown::ShutdownRequests;
 pub use state::{AppState, SharedState, TextModel};

@@ -9,6 +9,7 @@ use crate::Tokenizer;
 use super::formats::{deepseek, glm, harmony, hermes, kimi, llama, mistral, pythonic, qwen_coder};
 use super::frame::FrameSpec;
 use super::output::IdStyle;
+use super::plugin::{self, PluggedTools};
 
 /// The tags around reasoning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +39,7 @@ pub struct ReasoningFormat {
 pub(super) enum Machine {
     Frame(FrameSpec),
     Harmony,
+    Plugged(&'static PluggedTools),
 }
 
 /// How a family of models writes tool calls.
@@ -60,7 +62,7 @@ impl ToolFormat {
 
 const THINK: TagPair = TagPair { open: "<think>", close: "</think>" };
 
-const fn tags(
+pub(super) const fn tags(
     name: &'static str,
     aliases: &'static [&'static str],
     pair: TagPair,
@@ -145,7 +147,7 @@ impl ReasoningFormat {
 
     /// The format with this name.
     pub fn named(name: &str) -> Option<&'static Self> {
-        REASONING.iter().find(|format| format.name == name || format.aliases.contains(&name))
+        plugin::reasoning().find(|format| format.name == name || format.aliases.contains(&name))
     }
 
     /// The format of the model with this chat template, if there is a sign of one.
@@ -157,7 +159,7 @@ impl ReasoningFormat {
 impl ToolFormat {
     /// The format with this name.
     pub fn named(name: &str) -> Option<&'static Self> {
-        TOOLS.iter().find(|format| format.name == name || format.aliases.contains(&name))
+        plugin::tools().find(|format| format.name == name || format.aliases.contains(&name))
     }
 
     /// The format of the model with this chat template, if there is a sign of one.
@@ -170,6 +172,7 @@ impl ToolFormat {
         match &self.machine {
             Machine::Frame(spec) => spec.opens,
             Machine::Harmony => &[],
+            Machine::Plugged(plugged) => plugged.opens,
         }
     }
 }
