@@ -255,6 +255,7 @@ class PlanBuilder:
     """Run on every kernel before it is accepted (``--self-test``)."""
     _decisions: list[Decision] = field(default_factory=list)
     _choices: list[Choice] = field(default_factory=list)
+    _kernels: dict[int, list[tuple[str, str, int]]] = field(default_factory=dict)
     _resolved: dict[tuple[str, Facts], tuple[Any, Candidate, tuple[Rejection, ...]]] = field(
         default_factory=dict
     )
@@ -279,7 +280,16 @@ class PlanBuilder:
             self._resolved[key] = self._walk(op, facts)
         kernel, winner, rejected = self._resolved[key]
         self._choices.append(Choice(op.name, site, layer, winner.name, winner.rank, rejected))
+        if layer is not None:
+            self._kernels.setdefault(layer, []).append((op.name, site, id(kernel)))
         return cast("K", kernel)
+
+    def distinct_layers(self, of_each: int) -> tuple[int, ...]:
+        """The first ``of_each`` layers of every kind: those of one kind have the same kernels everywhere."""
+        kinds: dict[frozenset[tuple[str, str, int]], list[int]] = {}
+        for layer, kernels in sorted(self._kernels.items()):
+            kinds.setdefault(frozenset(kernels), []).append(layer)
+        return tuple(sorted(layer for layers in kinds.values() for layer in layers[:of_each]))
 
     def plan(self) -> Plan:
         """What was decided so far."""

@@ -6,6 +6,7 @@ The file stays mapped only while it is read; nothing of it is kept but the weigh
 from __future__ import annotations
 
 import ctypes
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -52,6 +53,18 @@ class LoadRequest:
     """Called with (parameters read, parameters in total)."""
 
 
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Keeps Python's collector from looking at tens of thousands of parameters again and again."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 @dataclass(frozen=True, slots=True)
 class _Source:
     family: Family
@@ -60,6 +73,7 @@ class _Source:
 
 
 @torch.inference_mode()
+@_without_collection()
 def load_model(request: LoadRequest, plan: PlanBuilder) -> CausalLM:
     """Builds the model; ``plan`` chooses its kernels and keeps the record.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
 
 import torch
@@ -64,6 +65,18 @@ class CausalLM:
         """KV cache bytes per token, all layers."""
         return sum(layer.attention.kernel.bytes_per_token() for layer in self._layers)
 
+    def of_layers(self, layers: Sequence[int]) -> CausalLM:
+        """The same model with only some of its layers, which are shared: to warm up, its output is void."""
+        few = copy(self)
+        few._schedule = tuple(self._schedule[layer] for layer in layers)
+        few._decoder = None
+        return few
+
+    @property
+    def capturable(self) -> bool:
+        """Whether a step is a fixed sequence of launches, by what its attention kernels say."""
+        return all(getattr(kernel, "capturable", False) for kernel in self._kernels)
+
     @torch.inference_mode()
     def allocate_kv(self, num_blocks: int, block_size: int) -> None:
         """Makes an empty KV cache of ``num_blocks`` blocks, the null block included.
@@ -89,16 +102,14 @@ class CausalLM:
         Returns:
             ``[T, H]`` hidden states after the final norm.
         """
-        residual = self._embed(input_ids)
+        x, residual = self._embed(input_ids), None
         cos, sin = self._rotary.angles(step.positions)
         states = [kernel.begin(step) for kernel in self._kernels]
-        slots = step.slots
         if self._decoder is not None:
-            return self._decoder(residual, cos, sin, slots, states[0])
-        x: Tensor | None = None
+            return self._decoder(x, cos, sin, step.slots, states[0])
         for layer, kernel in self._schedule:
-            x = layer.forward(x, residual, cos, sin, slots, states[kernel])
-        return self._norm(x, residual) if x is not None else self._norm(residual, None)
+            x, residual = layer.forward(x, residual, cos, sin, step, states[kernel])
+        return self._norm(x, residual)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,10 +21,12 @@ from frizzen.loading.pooling import load_pooling_model, pools_by_itself
 from frizzen.models.base import CausalLM
 from frizzen.models.pooling import PoolingModel
 from frizzen.progress import phase
-from frizzen.step import StepContext
+from frizzen.worker.graphs import CudaCapture, GraphRunner, StepBuffers
+from frizzen.worker.lattice import Lattice
 from frizzen.worker.machine import available_cpus, available_memory
 from frizzen.worker.pooling import PoolingWorker
 from frizzen.worker.sizes import Sizes, default_kv_memory, resolve_sizes, sizes_without_cache
+from frizzen.worker.warmup import compile_steps, run_steps
 from frizzen.worker.worker import Worker
 
 __all__ = ["Loaded", "build", "load"]
@@ -37,6 +43,10 @@ class Loaded:
     model: CausalLM | PoolingModel
     sizes: Sizes
     plan: Plan
+    graphs: Lattice | None
+    """Shapes of the CUDA graphs; ``None`` where every step is launched."""
+    distinct_layers: tuple[int, ...]
+    """Two of each kind of layer, if there are two."""
 
     def plan_json(self) -> dict[str, Any]:
         """The plan with the memory it needs, in bytes."""
@@ -58,8 +68,7 @@ def build(config_json: str) -> Worker:
     config, model, sizes = loaded.config, loaded.model, loaded.sizes
     with phase(f"allocate {sizes.num_blocks} KV blocks, {sizes.kv_bytes / 2**20:,.0f} MiB"):
         model.allocate_kv(sizes.num_blocks, config.block_size)
-    with phase("warm up"):
-        _warm_up(model, config.block_size)
+    late_compiles = _warm_up(loaded)
     info = {
         "model": config.served_model_name or config.model,
         "vocab_size": model.config.vocab_size,
@@ -78,7 +87,7 @@ def build(config_json: str) -> Worker:
     if isinstance(model, PoolingModel):
         info |= {"pooling": model.pooling.to_json(), "max_logprobs": 0}
         return PoolingWorker(model, info, model.device)
-    return Worker(model, info, model.device, config.spec_synthetic_acceptance)
+    return Worker(model, info, model.device, config.spec_synthetic_acceptance, _graphs(loaded), late_compiles)
 
 
 def load(config: EngineConfig) -> Loaded:
@@ -105,11 +114,72 @@ def load(config: EngineConfig) -> Loaded:
             model = load_model(request, builder)
     sizes = _sizes(config, model)
     builder.decide("max_model_len", str(sizes.max_model_len), sizes.limited_by)
+    graphs = _lattice(config, model, sizes, builder)
     plan = builder.plan()
     sys.stderr.write(plan.table() + "\n")
     if config.strict:
         plan.strict()
-    return Loaded(config, model, sizes, plan)
+    return Loaded(config, model, sizes, plan, graphs, builder.distinct_layers(2))
+
+
+def _lattice(
+    config: EngineConfig, model: CausalLM | PoolingModel, sizes: Sizes, builder: PlanBuilder
+) -> Lattice | None:
+    """Which steps are to be graphs; what is decided, and why, goes into the plan."""
+    if model.device.type != "cuda":
+        return None
+    if config.enforce_eager:
+        builder.decide("cuda_graphs", "none", "enforce_eager")
+        return None
+    if isinstance(model, PoolingModel):
+        builder.decide("cuda_graphs", "none", "a model that pools has no decode steps")
+        return None
+    if not model.capturable:
+        builder.decide("cuda_graphs", "none", "an attention kernel reads the rows' lengths on the host")
+        return None
+    lattice = Lattice.of(
+        max_rows=config.max_num_seqs,
+        max_drafts=config.max_drafts,
+        max_context=sizes.max_model_len,
+        max_tokens=sizes.max_num_batched_tokens,
+    )
+    shapes = lattice.shapes()
+    largest = shapes[0]
+    builder.decide("cuda_graphs", str(len(shapes)), f"up to {largest.tokens} tokens, captured between steps")
+    return lattice
+
+
+def _graphs(loaded: Loaded) -> Callable[[StepBuffers], GraphRunner] | None:
+    if loaded.graphs is None:
+        return None
+    capture = CudaCapture(loaded.model.device)
+    return partial(GraphRunner, loaded.model.forward, loaded.graphs, capture=capture)
+
+
+@torch.inference_mode()
+def _warm_up(loaded: Loaded) -> Counter[str]:
+    """Compiles and starts everything; what is compiled later is counted in the result, by kernel."""
+    model, late_compiles, late = loaded.model, Counter[str](), None
+    if (
+        loaded.graphs is not None
+        and isinstance(model, CausalLM)
+        and importlib.util.find_spec("triton") is not None
+    ):
+        from frizzen.kernels.triton.compiling import LateCompiles, compile_only
+
+        with phase("compile kernels"):
+            mode = compile_only(available_cpus())
+            few = model.of_layers(loaded.distinct_layers)
+            compile_steps(few, loaded.graphs, model.device, loaded.config.block_size, mode)
+        late = LateCompiles(late_compiles)
+    with phase("warm up"):
+        run_steps(model, model.device, loaded.config.block_size)
+    if late is not None:
+        late.watch()
+    if loaded.graphs is not None and isinstance(model, CausalLM) and model.expert_load is not None:
+        # Nothing real was computed, and while kernels were compiled not even ids were.
+        model.expert_load.reset()
+    return late_compiles
 
 
 def _pools(config: EngineConfig) -> bool:
@@ -151,27 +221,3 @@ def _kv_memory(device: torch.device) -> int:
     if device.type == "cpu":
         return default_kv_memory(device.type, available_memory(), 0)
     return default_kv_memory(device.type, *torch.cuda.mem_get_info(device))
-
-
-@torch.inference_mode()
-def _warm_up(model: CausalLM | PoolingModel, block_size: int) -> None:
-    """One prefill and one decode, so that no request waits for libraries that initialise on first use."""
-    for queries in ([block_size], [1, 1]):
-        count = sum(queries)
-        lengths = torch.tensor(queries, dtype=torch.int32, device=model.device)
-        positions = torch.cat([torch.arange(query, device=model.device) for query in queries])
-        step = StepContext(
-            positions=positions,
-            # In block 1, the first that a request may get: it overwrites what it reads.
-            slots=positions + block_size,
-            query_start=torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0)),
-            seq_lens=lengths,
-            block_table=torch.ones(len(queries), 1, dtype=torch.int32, device=model.device),
-            num_rows=len(queries),
-            num_single=queries.count(1),
-            num_tokens=count,
-            max_query=max(queries),
-            max_context=max(queries),
-        )
-        hidden = model.forward(torch.zeros(count, dtype=torch.int64, device=model.device), step)
-        model.logits(hidden[-1:]).argmax(-1).cpu()

@@ -7,30 +7,35 @@
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::time::Duration;
 
-use frizzen_core::{Clock, Error, FinishReason, OutputDelta, Result};
-use frizzen_metrics::{CacheConfig, EngineMetrics, FinishedRequest};
+use frizzen_core::{Clock, Error, FinishReason, Result};
+use frizzen_metrics::{CacheConfig, EngineMetrics};
 use frizzen_sched::draw::sibling_seed;
 use frizzen_sched::speculation::SpeculationConfig;
 use frizzen_sched::{
-    AdmissionLimits, Finish, Policy, RowEvent, Scheduler, SchedulerConfig, SchedulerCounters, StepOutput,
-    StepPlan,
+    Finish, Policy, RowEvent, Scheduler, SchedulerConfig, SchedulerCounters, StepOutput, StepPlan,
 };
 
+use crate::cost_cache::CostCache;
 use crate::handle::{Command, EngineHandle, Health, Shared};
 use crate::mailbox::Mailbox;
+use crate::publish::{count_finish, extend, observe};
 use crate::speculation::Speculating;
 use crate::worker::{Worker, WorkerError, WorkerInfo};
+
+/// New measurements of step times that are worth a write while nothing runs.
+const NEWS: u64 = 256;
 
 /// How the loop runs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EngineOptions {
-    /// Plan the next step while this one runs.
-    pub overlap: bool,
+    /// Plan the next step while this one runs; `None` does so where the worker's device computes on its own.
+    pub overlap: Option<bool>,
     /// Share the blocks of equal prefixes.
     pub prefix_caching: bool,
     /// Admission and preemption order.
@@ -46,7 +51,7 @@ pub struct EngineOptions {
 impl Default for EngineOptions {
     fn default() -> Self {
         Self {
-            overlap: false,
+            overlap: None,
             prefix_caching: true,
             policy: Policy::Fcfs,
             long_prefill_threshold: 0,
@@ -87,6 +92,7 @@ pub struct Engine<W> {
     commands: Receiver<Command>,
     metrics: EngineMetrics,
     options: EngineOptions,
+    overlap: bool,
     seed: u64,
     /// Plans of submitted steps, oldest first.
     flight: VecDeque<StepPlan>,
@@ -97,6 +103,8 @@ pub struct Engine<W> {
     counted: SchedulerCounters,
     out_of_memory: bool,
     speculating: Option<Speculating>,
+    /// Positions past its rows for which the worker's drafter writes KV.
+    lookahead: u32,
     /// When the last step ended, while there was always another one after it.
     last_end: Option<Duration>,
 }
@@ -124,44 +132,9 @@ fn scheduler_config(info: &WorkerInfo, options: &EngineOptions) -> SchedulerConf
         whole_prompts: pooling.is_some_and(|pooling| pooling.whole_prompts),
         long_prefill_threshold: options.long_prefill_threshold,
         policy: options.policy,
+        spare_last_hit: info.drafter.as_ref().is_some_and(|drafter| drafter.kv_sees_next_token),
         hash_seed: random(),
         admissions: info.admission_limits(),
-    }
-}
-
-impl WorkerInfo {
-    /// What the admissions of one step may carry.
-    pub const fn admission_limits(&self) -> AdmissionLimits {
-        AdmissionLimits::for_engine(
-            self.max_num_seqs,
-            self.max_num_batched_tokens,
-            self.max_model_len,
-            self.block_size,
-            self.vocab_size,
-        )
-    }
-
-    /// Refuses a shape in which a single request could not finish.
-    pub fn validate(&self) -> std::result::Result<(), String> {
-        let needed = self.max_model_len.div_ceil(self.block_size.max(1));
-        let usable = self.num_blocks.saturating_sub(1);
-        if self.max_num_seqs == 0 || self.max_num_batched_tokens == 0 || self.block_size == 0 {
-            return Err("max_num_seqs, max_num_batched_tokens and block_size must be at least 1".to_owned());
-        }
-        let whole = self.pooling.as_ref().is_some_and(|pooling| pooling.whole_prompts);
-        if whole && self.max_num_batched_tokens < self.max_model_len {
-            let (step, len) = (self.max_num_batched_tokens, self.max_model_len);
-            return Err(format!(
-                "max_num_batched_tokens must be at least max_model_len {len}, since this model computes a prompt in one                  step; got {step}"
-            ));
-        }
-        if needed > usable {
-            let (len, fits) = (self.max_model_len, usable * self.block_size);
-            return Err(format!(
-                "max_model_len {len} needs {needed} KV blocks and there are {usable}: {fits} tokens fit"
-            ));
-        }
-        Ok(())
     }
 }
 
@@ -174,7 +147,7 @@ impl<W: Worker> Engine<W> {
         let info = worker.info().clone();
         let checked = info.validate().and_then(|()| {
             let config = options.speculation;
-            config.map(|config| Speculating::new(config, info.max_drafts, &metrics, &seat.shared)).transpose()
+            config.map(|config| Speculating::new(config, &info, &metrics, &seat.shared)).transpose()
         });
         let speculating = checked.map_err(|message| {
             let error = Error::Engine { message };
@@ -182,7 +155,9 @@ impl<W: Worker> Engine<W> {
             error
         })?;
         let scheduler = Scheduler::new(scheduler_config(&info, &options));
+        let overlap = options.overlap.unwrap_or_else(|| info.computes_on_its_own());
         let rows = info.max_num_seqs as usize;
+        let lookahead = info.drafter.as_ref().map_or(0, |drafter| drafter.lookahead);
         // The seat is fresh, so nobody has set the info before.
         let _ = seat.shared.info.set(info);
         seat.shared.set_phase(Health::Ready);
@@ -193,6 +168,7 @@ impl<W: Worker> Engine<W> {
             commands: seat.commands,
             metrics,
             options,
+            overlap,
             seed: options.seed.unwrap_or_else(random),
             flight: VecDeque::with_capacity(2),
             spare: vec![StepPlan::default(), StepPlan::default()],
@@ -202,8 +178,22 @@ impl<W: Worker> Engine<W> {
             counted: SchedulerCounters::default(),
             out_of_memory: false,
             speculating,
+            lookahead,
             last_end: None,
         })
+    }
+
+    /// Keeps measured step times in this directory for the next start, and takes over those of the last one.
+    pub fn remember_costs(&mut self, directory: &Path) {
+        if let Some(speculating) = &mut self.speculating {
+            speculating.remember(CostCache::new(directory, self.worker.info()));
+        }
+    }
+
+    fn keep_costs(&mut self) {
+        if let Some(speculating) = &mut self.speculating {
+            speculating.save(1);
+        }
     }
 
     /// The shape of the KV cache, for metrics.
@@ -230,6 +220,7 @@ impl<W: Worker> Engine<W> {
     /// Ends the worker of a loop that the caller drove with [`Self::step`]. [`Self::run`] does this itself.
     pub fn shutdown(&mut self) {
         self.shared.finish_all(&FinishReason::Abort);
+        self.keep_costs();
         self.worker.shutdown();
     }
 
@@ -248,6 +239,7 @@ impl<W: Worker> Engine<W> {
             tracing::error!(%error, step = self.scheduler_summary(), "the engine failed");
             self.shared.fail(error.clone());
         }
+        self.keep_costs();
         // A worker that has just failed may fail again here; the first error is what counts.
         let _ = catch_unwind(AssertUnwindSafe(|| self.worker.shutdown()));
         result
@@ -260,11 +252,26 @@ impl<W: Worker> Engine<W> {
                 return Ok(());
             }
             if self.step()? == Turn::Idle {
-                match self.commands.recv() {
-                    Ok(command) => self.obey(command),
+                match self.next_command()? {
+                    Some(command) => self.obey(command),
                     // Every handle is gone, so nobody can ask for anything.
-                    Err(_) => return Ok(()),
+                    None => return Ok(()),
                 }
+            }
+        }
+    }
+
+    /// Waits for a command; the worker works ahead meanwhile, as long as it has something to do.
+    fn next_command(&mut self) -> Result<Option<Command>> {
+        loop {
+            match self.commands.try_recv() {
+                Ok(command) => return Ok(Some(command)),
+                Err(TryRecvError::Disconnected) => return Ok(None),
+                Err(TryRecvError::Empty) => {}
+            }
+            let more = self.worker.idle().map_err(|error| Error::Engine { message: error.to_string() })?;
+            if !more {
+                return Ok(self.commands.recv().ok());
             }
         }
     }
@@ -282,6 +289,7 @@ impl<W: Worker> Engine<W> {
             self.last_end = None;
             if let Some(speculating) = &mut self.speculating {
                 speculating.report(&self.shared);
+                speculating.save(NEWS);
             }
             self.report_load();
             return Ok(Turn::Idle);
@@ -307,14 +315,18 @@ impl<W: Worker> Engine<W> {
     }
 
     fn turn(&mut self) -> std::result::Result<(), WorkerError> {
-        if self.speculating.as_ref().is_some_and(Speculating::is_engaged) {
+        let proposing = self.flight.iter().any(|plan| plan.propose > 0);
+        if proposing || self.speculating.as_ref().is_some_and(Speculating::is_engaged) {
             // Drafts follow what the step in flight will return, so there is no planning ahead of it.
             while !self.flight.is_empty() {
                 self.collect_oldest()?;
             }
         }
         let mut plan = self.spare.pop().unwrap_or_default();
+        let drafts = self.speculating.as_ref().is_some_and(Speculating::may_draft);
+        self.scheduler.set_lookahead(if drafts { self.lookahead } else { 0 });
         let planned = self.scheduler.plan(&mut plan, self.shared.clock.now());
+        plan.propose = self.speculating.as_ref().map_or(0, |speculating| speculating.wanted(&plan));
         if planned {
             let submitted = self.submit(&mut plan);
             if submitted.is_ok() {
@@ -333,7 +345,7 @@ impl<W: Worker> Engine<W> {
                 return Err(WorkerError::Fatal { message, detail: String::new() });
             }
         }
-        let depth = usize::from(planned && self.options.overlap);
+        let depth = usize::from(planned && self.overlap);
         while self.flight.len() > depth {
             self.collect_oldest()?;
         }
@@ -365,7 +377,8 @@ impl<W: Worker> Engine<W> {
             }
             self.publish();
             if let Some(speculating) = &mut self.speculating {
-                speculating.propose(&mut self.scheduler, &self.events, &self.shared);
+                let Self { scheduler, output, events, shared, .. } = self;
+                speculating.propose(scheduler, &plan, output, events, shared);
             }
         }
         self.spare.push(plan);
@@ -479,51 +492,4 @@ impl<W: Worker> Engine<W> {
 fn text_of(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".to_owned())
-}
-
-fn extend(delta: &mut OutputDelta, event: &RowEvent, output: &StepOutput) {
-    delta.tokens.extend_from_slice(&output.tokens[event.tokens.clone()]);
-    if event.wants_logprobs {
-        delta.logprobs.extend(output.logprobs[event.tokens.clone()].iter().map(|at| output.logprobs_of(at)));
-    }
-    let scores = output.prompt_logprobs[event.prompt_scores.clone()].iter();
-    delta.prompt_logprobs.extend(scores.map(|at| output.logprobs_of(at)));
-    delta.pooled.extend_from_slice(&output.pooled[event.pooled.clone()]);
-    delta.prefill = delta.prefill.or(event.first.map(|first| first.prefill));
-    if let Some(finish) = &event.finish {
-        delta.finish = Some(finish.reason.clone());
-        delta.timing = Some(finish.timing);
-    }
-}
-
-/// Counts a row's event; returns its share of the step's tokens: generated ones and computed prompt tokens.
-fn observe(metrics: &EngineMetrics, event: &RowEvent) -> u64 {
-    let generated = event.tokens.len() as u64;
-    metrics.tokens(generated);
-    if let Some(gap) = event.gap {
-        metrics.inter_token(gap.as_secs_f64());
-    }
-    let mut computed = 0;
-    if let Some(first) = event.first {
-        metrics.first_token(first.prefill);
-        metrics.time_to_first_token(first.latency.as_secs_f64());
-        computed = u64::from(first.prefill.computed_tokens);
-    }
-    if let Some(finish) = &event.finish {
-        count_finish(metrics, finish);
-    }
-    generated + computed
-}
-
-fn count_finish(metrics: &EngineMetrics, finish: &Finish) {
-    metrics.finished(
-        &finish.reason,
-        &FinishedRequest {
-            prompt_tokens: finish.prompt_tokens,
-            generation_tokens: finish.generation_tokens,
-            max_tokens: finish.max_tokens,
-            cached_tokens: finish.cached_tokens,
-            timing: finish.timing,
-        },
-    );
 }

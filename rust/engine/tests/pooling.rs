@@ -96,7 +96,7 @@ fn chunks_cached_prefixes_preemptions_and_overlap_change_no_vector() {
     for overlap in [false, true] {
         for (step, blocks) in [(64, 4097), (5, 4097), (16, 9), (7, 5)] {
             let info = WorkerInfo { max_num_batched_tokens: step, num_blocks: blocks, ..info(false) };
-            let options = EngineOptions { overlap, ..EngineOptions::default() };
+            let options = EngineOptions { overlap: Some(overlap), ..EngineOptions::default() };
             let mut rig = Rig::new(MockWorker::new(info), options);
             for _ in 0..2 {
                 let streams = rig.submit(&prompts());
@@ -111,7 +111,7 @@ fn chunks_cached_prefixes_preemptions_and_overlap_change_no_vector() {
 #[test]
 fn a_whole_prompt_is_never_cut_by_budget_or_threshold() {
     for overlap in [false, true] {
-        let options = EngineOptions { overlap, long_prefill_threshold: 8, ..EngineOptions::default() };
+        let options = EngineOptions { overlap: Some(overlap), long_prefill_threshold: 8, ..EngineOptions::default() };
         let mut rig = Rig::new(MockWorker::new(info(true)), options);
         for _ in 0..2 {
             let streams = rig.submit(&prompts());

@@ -121,15 +121,18 @@ fn run_engine(
         let text = thread::spawn(move || load_text(&path, template.as_deref()));
         handle.set_loading("importing torch and loading the weights");
         let speculation = config.speculation.resolve().map_err(|message| Error::Engine { message })?;
-        let worker = PyWorker::build(py, &config.engine_json(speculation)).map_err(fail)?;
+        let worker = PyWorker::build(py, &config.engine_json(speculation.as_ref())).map_err(fail)?;
         let text = text
             .join()
             .map_err(|_| Error::Engine { message: "loading the tokenizer panicked".to_owned() })?;
         state.set_text(text?);
         publish_plan(&state.metrics, worker.info());
-        let options = config.engine_options(speculation);
+        let options = config.engine_options(speculation.as_ref());
         detached(py, || {
             let mut engine = Engine::new(seat, worker, options, state.engine_metrics.clone())?;
+            if let Some(directory) = speculation.and_then(|resolved| resolved.cache) {
+                engine.remember_costs(&directory);
+            }
             state.metrics.cache_config(0, &engine.cache_config());
             announce(state, address);
             engine.run()

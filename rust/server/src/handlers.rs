@@ -149,6 +149,7 @@ pub async fn speculation(State(state): State<SharedState>) -> Answer {
     let chances = status.first_draft_chance.iter().map(|(matched, chance)| json!([matched, chance]));
     Ok(to_json(&json!({
         "drafter": status.drafter,
+        "failure": status.failure,
         "default": status.default,
         "auto": {
             "on": status.on,

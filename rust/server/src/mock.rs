@@ -119,7 +119,7 @@ pub fn start(
     let engine_metrics = metrics.engine(0);
     let thread = std::thread::spawn(move || {
         let speculation = speculation.map_err(|message| Error::Engine { message })?;
-        let options = config.engine_options(speculation);
+        let options = config.engine_options(speculation.as_ref());
         let mut engine = Engine::new(seat, worker, options, engine_metrics)?;
         metrics.cache_config(0, &engine.cache_config());
         engine.run()
