@@ -98,6 +98,8 @@ class EngineConfig:
     its own may report another number, if ``num_speculative_tokens`` says nothing."""
     strict: bool = False
     """Refuse to start with a kernel that is not the best one whose absence can be repaired."""
+    self_test: bool = False
+    """Compare every kernel with the reference on the model's shapes first; one that differs is not used."""
 
     def __post_init__(self) -> None:
         for name in ("model", "served_model_name", "tokenizer"):
@@ -117,7 +119,7 @@ class EngineConfig:
         _check_integer("seed", self.seed, 0, 2**64 - 1)
         _check_integer("block_size", self.block_size, 1)
         _check_choice("block_size", self.block_size, BLOCK_SIZES)
-        for name in ("enable_prefix_caching", "overlap", "enforce_eager", "strict"):
+        for name in ("enable_prefix_caching", "overlap", "enforce_eager", "strict", "self_test"):
             if not isinstance(getattr(self, name), bool) and (name, getattr(self, name)) != ("overlap", None):
                 raise ConfigError(f"{name} must be true or false, got {getattr(self, name)!r}")
 

@@ -21,6 +21,7 @@ from frizzen.kernels.ops import (
 )
 from frizzen.kernels.plan import Op, PlanBuilder
 from frizzen.kernels.torch_ops import embedding
+from frizzen.parallel.streams import NO_STREAMS, Streams
 
 if TYPE_CHECKING:
     # The loader builds models out of layers: at run time, layers know nothing of it.
@@ -67,6 +68,8 @@ class BuildContext:
     dtype: torch.dtype
     device: torch.device
     block_size: int
+    streams: Streams = NO_STREAMS
+    """Of the device; where none are given, layers run everything in the current one."""
     layer: int | None = None
     prefix: str = ""
 

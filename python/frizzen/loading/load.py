@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ from frizzen.errors import LoadError
 from frizzen.kernels.facts import default_dtype
 from frizzen.kernels.plan import PlanBuilder
 from frizzen.layers.build import BuildContext
-from frizzen.loading.checkpoint import Checkpoint, Parameter, Progress, Weights
+from frizzen.loading.checkpoint import Checkpoint, Progress, Weights
 from frizzen.loading.dummy import DummyCheckpoint
 from frizzen.loading.gguf import GgufCheckpoint
 from frizzen.loading.hf_config import HfConfig
@@ -27,8 +27,18 @@ from frizzen.loading.safetensors import SafetensorsCheckpoint
 from frizzen.models.base import CausalLM, Family
 from frizzen.models.config import DecoderConfig
 from frizzen.models.families import family_of_gguf, family_of_hf
+from frizzen.models.pooling import PoolingModel
+from frizzen.parallel.streams import Streams
 
-__all__ = ["LoadRequest", "choose_dtype", "ignored_tensors", "load_model", "opened_weights"]
+__all__ = [
+    "LoadRequest",
+    "Rehearsed",
+    "choose_dtype",
+    "ignored_tensors",
+    "load_model",
+    "rehearse_model",
+    "return_free_memory",
+]
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -49,6 +59,10 @@ class LoadRequest:
     """Tokens per KV block."""
     seed: int = 0
     """Seeds dummy weights."""
+    pools: bool = False
+    """Return vectors instead of generating."""
+    pooler_config: str | None = None
+    """How, in JSON; see ``PoolingConfig.overridden``."""
     progress: Progress | None = None
     """Called with (parameters read, parameters in total)."""
 
@@ -66,6 +80,18 @@ def _without_collection() -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
+class Rehearsed:
+    """What is known of a model without reading it."""
+
+    max_model_len: int
+    """Longest context, in tokens, that it could serve."""
+    weights: dict[str, int]
+    """Bytes of the parameters by owner, in the dtype they are kept in."""
+    kv_bytes_per_token: int
+    """All layers."""
+
+
+@dataclass(frozen=True, slots=True)
 class _Source:
     family: Family
     config: DecoderConfig
@@ -74,7 +100,7 @@ class _Source:
 
 @torch.inference_mode()
 @_without_collection()
-def load_model(request: LoadRequest, plan: PlanBuilder) -> CausalLM:
+def load_model(request: LoadRequest, plan: PlanBuilder) -> CausalLM | PoolingModel:
     """Builds the model; ``plan`` chooses its kernels and keeps the record.
 
     Raises:
@@ -85,38 +111,50 @@ def load_model(request: LoadRequest, plan: PlanBuilder) -> CausalLM:
         LoadError: any other reason that lies in the files.
         PlanError: no kernel serves a layer.
     """
+    try:
+        return _build(request, plan, torch.device(request.device))[0]
+    finally:
+        return_free_memory()
+
+
+@torch.inference_mode()
+def rehearse_model(request: LoadRequest, plan: PlanBuilder) -> Rehearsed:
+    """Goes through all of :func:`load_model` with the headers of the checkpoint alone.
+
+    ``plan`` must hand out kernels that never touch a tensor (``frizzen.kernels.stand_ins.Rehearsal``). The
+    checkpoint is compared with the model, the kernels are chosen; no weight is read and none is allocated.
+
+    Raises:
+        The errors of :func:`load_model`.
+    """
+    model, weights = _build(request, plan, torch.device("meta"))
+    return Rehearsed(model.max_model_len, dict(weights.bytes_by_owner), model.kv_bytes_per_token())
+
+
+def _build(
+    request: LoadRequest, plan: PlanBuilder, device: torch.device
+) -> tuple[CausalLM | PoolingModel, Weights]:
+    if request.pools:
+        # Here, since it builds on this module.
+        from frizzen.loading.pooling import build_pooling_model
+
+        return build_pooling_model(request, plan, device)
     dtype = choose_dtype(request.dtype, plan)
     source = _open(request, catalog.resolve(request.model))
-    parameters = source.family.parameters(source.config)
-    ignored = ignored_tensors(source.family, source.config)
-    with opened_weights(request, dtype, source.checkpoint, parameters, ignored) as weights:
-        device = torch.device(request.device)
-        return source.family.build(
-            source.config, BuildContext(weights, plan, dtype, device, request.block_size)
-        )
-
-
-@contextmanager
-def opened_weights(
-    request: LoadRequest,
-    dtype: torch.dtype,
-    checkpoint: Checkpoint,
-    parameters: Sequence[Parameter],
-    ignored: Sequence[str],
-) -> Iterator[Weights]:
-    """The checkpoint's weights while they are read; raises what ``load_model`` does."""
     try:
-        yield Weights(
-            checkpoint,
-            parameters,
+        weights = Weights(
+            source.checkpoint,
+            source.family.parameters(source.config),
             dtype,
-            torch.device(request.device),
-            ignored=ignored,
+            device,
+            ignored=ignored_tensors(source.family, source.config),
             progress=request.progress,
         )
+        streams = Streams(device)
+        context = BuildContext(weights, plan, dtype, device, request.block_size, streams=streams)
+        return source.family.build(source.config, context), weights
     finally:
-        checkpoint.close()
-        _return_free_memory()
+        source.checkpoint.close()
 
 
 def ignored_tensors(family: Family, config: DecoderConfig) -> tuple[str, ...]:
@@ -197,7 +235,7 @@ def _open_dummy(path: Path, seed: int) -> _Source:
     return _Source(family, family.from_hf(raw), DummyCheckpoint(path, seed))
 
 
-def _return_free_memory() -> None:
+def return_free_memory() -> None:
     """Gives what unpacking left on the heap back to the system, where the C library can."""
     try:
         trim = ctypes.CDLL(None).malloc_trim

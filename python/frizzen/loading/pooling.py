@@ -17,17 +17,18 @@ from frizzen import catalog
 from frizzen.errors import LoadError, UnsupportedModelError
 from frizzen.kernels.plan import PlanBuilder
 from frizzen.layers.build import BuildContext, Map
-from frizzen.loading.checkpoint import Checkpoint, Parameter
+from frizzen.loading.checkpoint import Checkpoint, Parameter, Weights
 from frizzen.loading.dummy import DummyCheckpoint
 from frizzen.loading.hf_config import HfConfig
-from frizzen.loading.load import LoadRequest, choose_dtype, ignored_tensors, opened_weights
+from frizzen.loading.load import LoadRequest, choose_dtype, ignored_tensors
 from frizzen.loading.safetensors import SafetensorsCheckpoint
 from frizzen.models import bert, encoder
 from frizzen.models.base import Family
 from frizzen.models.families import FAMILIES
 from frizzen.models.pooling import KINDS, Backbone, PoolingConfig, PoolingModel
+from frizzen.parallel.streams import Streams
 
-__all__ = ["load_pooling_model", "pools_by_itself"]
+__all__ = ["build_pooling_model", "pools_by_itself"]
 
 _ARCHITECTURE = re.compile(r"(?P<stem>.+?)(?P<role>Model|ForCausalLM|ForSequenceClassification|ForMaskedLM)")
 _MODULES = ("Transformer", "Pooling", "Normalize")
@@ -48,11 +49,10 @@ def pools_by_itself(model: str) -> bool:
     return is_encoder or role in {"Model", "ForSequenceClassification"} or (path / "modules.json").is_file()
 
 
-@torch.inference_mode()
-def load_pooling_model(
-    request: LoadRequest, plan: PlanBuilder, pooler_config: str | None = None
-) -> PoolingModel:
-    """Builds the model; ``plan`` chooses its kernels and keeps the record.
+def build_pooling_model(
+    request: LoadRequest, plan: PlanBuilder, device: torch.device
+) -> tuple[PoolingModel, Weights]:
+    """Builds the model on ``device``; ``plan`` chooses its kernels and keeps the record.
 
     Raises:
         ConfigError: ``pooler_config`` is wrong.
@@ -64,18 +64,27 @@ def load_pooling_model(
         raise LoadError(f"{path} has no config.json: models that return vectors are read from a directory")
     raw = HfConfig.read(path / "config.json")
     parts = _parts(raw)
-    pooling = _pooling(path, raw, parts).overridden(pooler_config)
+    pooling = _pooling(path, raw, parts).overridden(request.pooler_config)
     plan.decide("pooling", pooling.kind, f"the task is {pooling.task}")
     checkpoint: Checkpoint = (
         DummyCheckpoint(path, request.seed)
         if request.load_format == "dummy"
         else SafetensorsCheckpoint(path, parts.rename)
     )
-    with opened_weights(request, dtype, checkpoint, parts.parameters(pooling.size), parts.ignored) as weights:
-        backbone, head = parts.build(
-            BuildContext(weights, plan, dtype, torch.device(request.device), request.block_size)
+    try:
+        weights = Weights(
+            checkpoint,
+            parts.parameters(pooling.size),
+            dtype,
+            device,
+            ignored=parts.ignored,
+            progress=request.progress,
         )
-    return PoolingModel(backbone, pooling, head, _longest(path, parts.config.max_model_len))
+        context = BuildContext(weights, plan, dtype, device, request.block_size, streams=Streams(device))
+        backbone, head = parts.build(context)
+    finally:
+        checkpoint.close()
+    return PoolingModel(backbone, pooling, head, _longest(path, parts.config.max_model_len)), weights
 
 
 class _Encoder:

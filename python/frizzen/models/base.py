@@ -19,6 +19,7 @@ from frizzen.loading.checkpoint import Parameter
 from frizzen.loading.gguf import GgufMetadata
 from frizzen.loading.hf_config import HfConfig
 from frizzen.models.config import DecoderConfig
+from frizzen.parallel.streams import NO_STREAMS, Streams
 from frizzen.step import StepContext
 
 __all__ = ["CausalLM", "Family"]
@@ -40,8 +41,11 @@ class CausalLM:
         device: torch.device,
         block_size: int,
         expert_load: ExpertLoad | None = None,
+        streams: Streams = NO_STREAMS,
     ) -> None:
         self.config = config
+        self.streams = streams
+        """Of its device: whoever computes on it takes streams from here."""
         self.expert_load = expert_load
         """Tokens per expert so far; None without a mixture of experts."""
         self.block_size = block_size
@@ -60,6 +64,11 @@ class CausalLM:
         self._decoder: Decoder | None = None
         order = {id(kernel): index for index, kernel in enumerate(self._kernels)}
         self._schedule = tuple((layer, order[id(layer.attention.kernel)]) for layer in self._layers)
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest context, in tokens, that it can serve."""
+        return self.config.max_model_len
 
     def kv_bytes_per_token(self) -> int:
         """KV cache bytes per token, all layers."""

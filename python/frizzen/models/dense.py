@@ -268,6 +268,7 @@ def build(config: DecoderConfig, context: BuildContext) -> CausalLM:
         device=context.device,
         block_size=context.block_size,
         expert_load=load,
+        streams=context.streams,
     )
 
 

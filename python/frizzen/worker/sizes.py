@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from frizzen.config import EngineConfig
-from frizzen.errors import ConfigError
+from frizzen.errors import ConfigError, DoesNotFitError
 
-__all__ = ["Sizes", "default_kv_memory", "resolve_sizes", "sizes_without_cache"]
+__all__ = ["Sizes", "default_kv_memory", "reserve", "resolve_sizes"]
 
 GIB = 2**30
 
@@ -35,11 +35,16 @@ def default_kv_memory(device_type: str, free: int, total: int) -> int:
     """Bytes for the KV cache where the user named none.
 
     On a CPU a quarter of the free memory, at most 4 GiB: others use the machine too. On a GPU what is free,
-    less a tenth of the device for activations and the libraries' own workspaces.
+    less the reserve.
     """
     if device_type == "cpu":
         return min(4 * GIB, free // 4)
-    return max(free - total // 10, 0)
+    return max(free - reserve(device_type, total), 0)
+
+
+def reserve(device_type: str, total: int) -> int:
+    """Bytes of a GPU that are left to activations and the libraries' own workspaces: a tenth of it."""
+    return 0 if device_type == "cpu" else total // 10
 
 
 def resolve_sizes(
@@ -47,19 +52,23 @@ def resolve_sizes(
 ) -> Sizes:
     """The sizes for a model made for ``model_len`` tokens, whose KV takes ``bytes_per_token`` bytes each.
 
+    A model whose KV takes none caches nothing and computes a text at once.
+
     ``memory`` is in bytes and counts where the configuration names none; of it no more is taken than
     ``max_num_seqs`` full contexts need.
 
     Raises:
-        ConfigError: ``max_model_len`` is over the model's, or the KV cache cannot hold one such request; the
-        text
-            names the nearest value that fits.
+        ConfigError: ``max_model_len`` is over the model's.
+        DoesNotFitError: the KV cache cannot hold one such request; the text names the nearest value that
+            fits.
     """
     wanted = config.max_model_len or model_len
     if wanted > model_len:
         raise ConfigError(
             f"max_model_len must be at most {model_len}, the model's context length, got {wanted}"
         )
+    if bytes_per_token == 0:
+        return _sizes_without_cache(config, device_type, wanted)
     block_bytes = bytes_per_token * config.block_size
     if config.kv_cache_memory is not None:
         num_blocks = config.kv_cache_memory // block_bytes
@@ -67,14 +76,14 @@ def resolve_sizes(
         num_blocks = min(memory // block_bytes, 1 + config.max_num_seqs * -(-wanted // config.block_size))
     memory = config.kv_cache_memory or memory
     if num_blocks < 2:
-        raise ConfigError(
+        raise DoesNotFitError(
             f"kv_cache_memory must be at least {2 * block_bytes} bytes, for one block and the null block, "
             f"got {memory}"
         )
     capacity = (num_blocks - 1) * config.block_size
     if config.max_model_len is not None and wanted > capacity:
         needed = block_bytes * (1 + -(-wanted // config.block_size))
-        raise ConfigError(
+        raise DoesNotFitError(
             f"max_model_len {wanted} does not fit the KV cache: {memory} bytes hold {capacity} tokens; "
             f"set max_model_len to at most {capacity}, or kv_cache_memory to at least {needed}"
         )
@@ -91,19 +100,11 @@ def resolve_sizes(
     )
 
 
-def sizes_without_cache(config: EngineConfig, *, device_type: str, model_len: int) -> Sizes:
-    """The sizes for a model that computes a text of up to ``model_len`` tokens at once and caches nothing.
+def _sizes_without_cache(config: EngineConfig, device_type: str, longest: int) -> Sizes:
+    """The sizes for texts of up to ``longest`` tokens.
 
     The engine counts one block per running request, as long as the longest text; behind it is no memory.
-
-    Raises:
-        ConfigError: ``max_model_len`` is over the model's, or a step could not hold the longest text.
     """
-    longest = config.max_model_len or model_len
-    if longest > model_len:
-        raise ConfigError(
-            f"max_model_len must be at most {model_len}, the model's context length, got {longest}"
-        )
     step = config.max_num_batched_tokens or max(DEFAULT_STEP_TOKENS[device_type], longest)
     if step < longest:
         raise ConfigError(

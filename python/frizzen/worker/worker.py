@@ -191,7 +191,12 @@ class Worker:
 
     def control(self, name: str, argument_json: str) -> str:
         """Answers a command outside the steps, JSON in and out; ``ValueError`` if it does not exist."""
-        commands = {"memory": self._memory, "graphs": self._graph_state, "counters": self._counters}
+        commands = {
+            "memory": self._memory,
+            "graphs": self._graph_state,
+            "counters": self._counters,
+            "experts": self._experts,
+        }
         if name not in commands:
             raise ValueError(f"the worker has no command {name!r}; it has {', '.join(commands)}")
         return json.dumps(commands[name](json.loads(argument_json or "null")))
@@ -275,12 +280,19 @@ class Worker:
             "late_compiles": dict(self._late_compiles),
         }
 
+    def _experts(self, _: object) -> dict[str, Any] | None:
+        """Tokens by layer and expert since the start; None without experts. Waits for submitted steps."""
+        load = getattr(self._model, "expert_load", None)
+        return None if load is None else {"layers": list(load.layers), "tokens": load.read().tolist()}
+
     def _memory(self, _: object) -> dict[str, int]:
-        """Bytes that this process takes at most so far, and that torch holds on a GPU."""
+        """Bytes: of this process at most so far; of torch on a GPU now, at most, and in reserve."""
         on_gpu = self._device.type == "cuda"
         return {
             "peak_resident": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             "device_allocated": torch.cuda.memory_allocated(self._device) if on_gpu else 0,
+            "device_peak": torch.cuda.max_memory_allocated(self._device) if on_gpu else 0,
+            "device_reserved": torch.cuda.memory_reserved(self._device) if on_gpu else 0,
         }
 
 

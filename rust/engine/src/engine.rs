@@ -388,7 +388,13 @@ impl<W: Worker> Engine<W> {
     /// Once, everything is computed again with half the tokens per step; the second time in a row is fatal.
     fn survive_out_of_memory(&mut self, message: &str, detail: &str) -> Result<Turn> {
         if self.out_of_memory || self.scheduler.config().max_num_batched_tokens == 1 {
-            return Err(Error::Engine { message: format!("out of memory twice in a row: {message}") });
+            // What the memory holds is what helps now; the kernels are in the log of the start.
+            let memory = &self.worker.info().plan["memory"];
+            tracing::error!(%memory, step = self.scheduler_summary(), "out of memory twice in a row: {message}");
+            tracing::error!("{detail}");
+            return Err(Error::Engine {
+                message: format!("out of memory twice in a row: {message}{}", shares(memory)),
+            });
         }
         self.out_of_memory = true;
         while !self.flight.is_empty() {
@@ -426,6 +432,9 @@ impl<W: Worker> Engine<W> {
             Command::ResetPrefixCache(answer) => {
                 // Nobody waits for the answer any more if this fails.
                 let _ = answer.send(self.scheduler.reset_prefix_cache());
+            }
+            Command::Control(name, argument, answer) => {
+                let _ = answer.send(self.worker.control(&name, &argument));
             }
             Command::Shutdown => self.shared.stopping.store(true, Ordering::Release),
         }
@@ -487,6 +496,17 @@ impl<W: Worker> Engine<W> {
             "step {step}: {rows} rows, {tokens} tokens; {running} running, {waiting} waiting, {free} free blocks"
         )
     }
+}
+
+/// Who holds how much, as a phrase; nothing of a worker that does not say.
+fn shares(memory: &serde_json::Value) -> String {
+    let owners = memory["owners"].as_array().into_iter().flatten();
+    let share = |owner: &serde_json::Value| {
+        let bytes = owner["measured"].as_u64().or_else(|| owner["predicted"].as_u64())?;
+        Some(format!("{} {} MiB", owner["owner"].as_str()?, bytes >> 20))
+    };
+    let shares: Vec<String> = owners.filter_map(share).collect();
+    if shares.is_empty() { String::new() } else { format!(" (the memory holds {})", shares.join(", ")) }
 }
 
 fn text_of(panic: &(dyn std::any::Any + Send)) -> String {

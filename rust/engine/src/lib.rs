@@ -24,7 +24,7 @@ pub mod speculation_options;
 pub mod worker;
 
 pub use engine::{Engine, EngineOptions, EngineSeat, Turn, seat};
-pub use handle::{EngineHandle, Health, Load};
+pub use handle::{ControlAnswer, EngineHandle, Health, Load};
 pub use mailbox::{Mailbox, OutputStream};
 pub use speculation_options::{ResolvedSpeculation, SpeculationOptions};
 pub use worker::{Experts, Worker, WorkerDrafter, WorkerError, WorkerInfo};

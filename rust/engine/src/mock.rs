@@ -110,6 +110,7 @@ pub struct MockWorker {
     virtual_end: Duration,
     step: u64,
     chores: Option<(u32, Sender<()>)>,
+    answers: Vec<(String, String)>,
 }
 
 /// A drafter of the mock, of the name that selects it.
@@ -165,6 +166,7 @@ impl MockWorker {
             virtual_end: Duration::ZERO,
             step: 0,
             chores: None,
+            answers: Vec::new(),
         }
     }
 
@@ -214,6 +216,13 @@ impl MockWorker {
     #[must_use]
     pub fn failing(mut self, fault: Fault) -> Self {
         self.faults.push(fault);
+        self
+    }
+
+    /// What it answers to a question.
+    #[must_use]
+    pub fn answering(mut self, name: &str, json: &str) -> Self {
+        self.answers.push((name.to_owned(), json.to_owned()));
         self
     }
 
@@ -321,5 +330,10 @@ impl Worker for MockWorker {
         }
         *output = result;
         Ok(())
+    }
+
+    fn control(&mut self, name: &str, _argument: &str) -> Result<String, String> {
+        let answer = self.answers.iter().find(|(known, _)| known == name).map(|(_, json)| json.clone());
+        answer.ok_or_else(|| format!("the mock has no answer to {name:?}"))
     }
 }

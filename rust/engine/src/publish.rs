@@ -27,6 +27,9 @@ pub(crate) fn observe(metrics: &EngineMetrics, event: &RowEvent) -> u64 {
     if let Some(gap) = event.gap {
         metrics.inter_token(gap.as_secs_f64());
     }
+    if event.corrupted {
+        metrics.corrupted();
+    }
     let mut computed = 0;
     if let Some(first) = event.first {
         metrics.first_token(first.prefill);

@@ -158,6 +158,14 @@ pub trait Worker {
         Ok(false)
     }
 
+    /// Answers a question outside of the steps, JSON in and out.
+    ///
+    /// # Errors
+    /// A sentence for whoever asked; the worker goes on.
+    fn control(&mut self, name: &str, _argument: &str) -> Result<String, String> {
+        Err(format!("the worker has no command {name:?}"))
+    }
+
     /// Ends the worker. Called once, on the thread that built it.
     fn shutdown(&mut self) {}
 }

@@ -147,6 +147,13 @@ impl Worker for PyWorker {
         })
     }
 
+    fn control(&mut self, name: &str, argument: &str) -> Result<String, String> {
+        attached(|py| {
+            let answer = self.object.call_method1(py, "control", (name, argument));
+            answer.and_then(|answer| answer.extract(py)).map_err(|error| error.to_string())
+        })
+    }
+
     fn shutdown(&mut self) {
         attached(|py| {
             if let Err(error) = self.object.call_method0(py, "shutdown") {

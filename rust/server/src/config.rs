@@ -108,6 +108,10 @@ pub struct EngineArgs {
     #[arg(long)]
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub strict: bool,
+    /// Compare every kernel with the reference on the model's shapes first; one that differs is not used
+    #[arg(long)]
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub self_test: bool,
 }
 
 impl EngineArgs {
