@@ -139,17 +139,23 @@ def describe(worker: Worker, model_layers: int) -> dict[str, object]:
     }
 
 
-def profile(llm: LLM, rows: int, context: int) -> None:
-    """Prints the time of every kernel over some decode steps."""
+def profile(llm: LLM, rows: int, context: int) -> dict[str, object]:
+    """Microseconds and launches per step of the slowest kernels, over a prefill and 23 decode steps.
+
+    Kernels overlap where launches are dependent, and wait for each other: the sum exceeds the step.
+    """
     prompts = [prompt(context, row, SHAPE.vocabulary) for row in range(rows)]
     llm.generate(prompts, greedy(8))
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as trace:
         llm.generate(prompts, greedy(24))
         torch.cuda.synchronize()
-    print(f"profile: {rows} rows at context {context}, prefill and 23 steps")
     events = [event for event in trace.key_averages() if event.self_device_time_total]
-    for event in sorted(events, key=lambda event: -event.self_device_time_total)[:40]:
-        print(f"    {event.self_device_time_total / 23:9.1f} us {event.count / 23:7.1f} x  {event.key[:90]}")
+    longest = sorted(events, key=lambda event: -event.self_device_time_total)[:25]
+    kernels = [
+        (event.key[:60], round(event.self_device_time_total / 23, 1), round(event.count / 23, 1))
+        for event in longest
+    ]
+    return {"what": "profile", "rows": rows, "context": context, "kernels": kernels}
 
 
 def _rounded(values: dict[str, float]) -> dict[str, float]:
@@ -195,7 +201,7 @@ def main() -> None:
                 show(measure_throughput(llm, *map(int, case.split("@"))))
             show(describe(worker, arguments.layers or SHAPE.layers))
             for case in arguments.profile:
-                profile(llm, *map(int, case.split("@")))
+                show(profile(llm, *map(int, case.split("@"))))
 
 
 if __name__ == "__main__":

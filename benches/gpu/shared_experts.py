@@ -17,7 +17,7 @@ import torch
 from frizzen.kernels.facts import detect_machine
 from frizzen.kernels.plan import PlanBuilder, default_registry
 from frizzen.layers import moe
-from frizzen.layers.build import BuildContext
+from frizzen.layers.build import BuildContext, NormPlace
 from frizzen.layers.moe import ExpertLoad, MoeLayer
 from frizzen.loading.checkpoint import Parameter, Weights
 from frizzen.loading.dummy import DummyCheckpoint
@@ -35,6 +35,7 @@ def _parameters() -> list[Parameter]:
     found = []
     for layer in range(LAYERS):
         prefix = f"layers.{layer}."
+        found.append(Parameter(f"{prefix}mlp_norm", (HIDDEN,), None, None))
         found.append(Parameter(f"{prefix}router.weight", (EXPERTS, HIDDEN), None, None))
         for expert in range(EXPERTS):
             for name, shape in (
@@ -68,7 +69,10 @@ def _layers(device: torch.device) -> list[MoeLayer]:
     plan = PlanBuilder(default_registry(), detect_machine("cuda"))
     context = BuildContext(weights, plan, torch.bfloat16, device, 16, streams=Streams(device))
     load = ExpertLoad(config.layers, EXPERTS, device)
-    return [MoeLayer(context.at_layer(layer), config, load) for layer in range(LAYERS)]
+    return [
+        MoeLayer(context.at_layer(layer), config, NormPlace("mlp_norm", 1e-6), load)
+        for layer in range(LAYERS)
+    ]
 
 
 def _milliseconds(run: Callable[[], object]) -> float:
@@ -103,9 +107,11 @@ def main() -> None:
     for tokens in TOKENS:
         x = torch.randn(tokens, HIDDEN, device=device, dtype=torch.bfloat16)
 
-        def run(x: torch.Tensor = x) -> None:
+        residual = torch.zeros_like(x)
+
+        def run(x: torch.Tensor = x, residual: torch.Tensor = residual) -> None:
             for layer in layers:
-                layer.forward(x)
+                layer.forward(x, residual, None)
 
         times = {}
         for name, few in (("one_stream", 0), ("two_streams", 1 << 30)):

@@ -283,7 +283,7 @@ class PlanBuilder:
 
     def again(self, wrap: Wrap | None) -> PlanBuilder:
         """A builder for the same model once more: what was resolved stays, what was written down does not."""
-        return replace(self, wrap=wrap, _decisions=list(self._decisions), _choices=[])
+        return replace(self, wrap=wrap, _decisions=list(self._decisions), _choices=[], _kernels={})
 
     def quarantine(self, place: Place, reason: Reason) -> None:
         """Takes a candidate out of service where it failed; what follows resolves without it."""

@@ -24,10 +24,12 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-__all__ = ["NO_STREAMS", "SHARED_EXPERTS", "Beside", "Stream", "StreamApi", "Streams"]
+__all__ = ["CAPTURE", "NO_STREAMS", "SHARED_EXPERTS", "Beside", "Stream", "StreamApi", "Streams"]
 
 SHARED_EXPERTS = "shared_experts"
 """The stream of what every token visits, beside the routed experts."""
+CAPTURE = "capture"
+"""The stream on which graphs are captured."""
 
 T = TypeVar("T")
 
@@ -82,7 +84,7 @@ class Streams:
     def __init__(
         self,
         device: torch.device,
-        names: Sequence[str] = (SHARED_EXPERTS,),
+        names: Sequence[str] = (SHARED_EXPERTS, CAPTURE),
         api: StreamApi | None = None,
     ) -> None:
         self.device = device

@@ -18,6 +18,7 @@ meanwhile), the others while the engine is idle, or in a small part of its time 
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from frizzen.parallel.streams import CAPTURE, Streams
 from frizzen.step import StepContext
 from frizzen.worker.arena import Sections, num_tokens
 from frizzen.worker.lattice import Lattice, Shape, bucket
@@ -62,15 +64,14 @@ class CudaCapture:
     All graphs share one pool of memory, so they must not run at the same time.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, streams: Streams) -> None:
         self._pool = torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._streams = streams
 
     def __call__(self, work: Callable[[], torch.Tensor]) -> Graph:
         """Captures ``work``, which computes nothing yet. What ``work`` raises, this raises."""
         graph = torch.cuda.CUDAGraph()
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
+        with self._streams.switch(CAPTURE):
             # Of this thread alone: others may do to the device what they want.
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
@@ -255,6 +256,7 @@ class GraphRunner:
         # Whatever it is, the step without a graph serves as well, only slower; the reason is kept and shown.
         except Exception as error:  # noqa: BLE001
             self.failure = f"{shape}: {type(error).__name__}: {error}".splitlines()[0]
+            sys.stderr.write(f"no more CUDA graphs, steps without one are launched; {self.failure}\n")
             return
         del self._missing[shape]
         took = self._clock() - started

@@ -249,7 +249,7 @@ def _lattice(
 def _graphs(loaded: Loaded) -> Callable[[StepBuffers], GraphRunner] | None:
     if loaded.graphs is None:
         return None
-    capture = CudaCapture(loaded.model.device)
+    capture = CudaCapture(loaded.model.streams)
     return partial(GraphRunner, loaded.model.forward, loaded.graphs, capture=capture)
 
 
@@ -257,24 +257,21 @@ def _graphs(loaded: Loaded) -> Callable[[StepBuffers], GraphRunner] | None:
 def _warm_up(loaded: Loaded) -> Counter[str]:
     """Compiles and starts everything; what is compiled later is counted in the result, by kernel."""
     model, late_compiles, late = loaded.model, Counter[str](), None
-    if (
-        loaded.graphs is not None
-        and isinstance(model, CausalLM)
-        and importlib.util.find_spec("triton") is not None
-    ):
+    if model.device.type == "cuda" and importlib.util.find_spec("triton") is not None:
         from frizzen.kernels.triton.compiling import LateCompiles, compile_only
 
-        with phase("compile kernels"):
-            mode = compile_only(available_cpus())
-            few = model.of_layers(loaded.distinct_layers)
-            compile_steps(few, loaded.graphs, model.device, loaded.config.block_size, mode)
         late = LateCompiles(late_compiles)
+        if loaded.graphs is not None and isinstance(model, CausalLM):
+            with phase("compile kernels"):
+                mode = compile_only(available_cpus())
+                few = model.of_layers(loaded.distinct_layers)
+                compile_steps(few, loaded.graphs, model.device, loaded.config.block_size, mode)
     with phase("warm up"):
         run_steps(model, model.device, loaded.config.block_size)
     if late is not None:
         late.watch()
-    if loaded.graphs is not None and isinstance(model, CausalLM) and model.expert_load is not None:
-        # Nothing real was computed, and while kernels were compiled not even ids were.
+    if isinstance(model, CausalLM) and model.expert_load is not None:
+        # Nothing of it was real.
         model.expert_load.reset()
     return late_compiles
 

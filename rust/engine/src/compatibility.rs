@@ -43,9 +43,6 @@ pub(crate) enum Feature {
 }
 
 impl Feature {
-    const ALL: [Self; 4] =
-        [Self::WeightsGiven, Self::WeightsNotGiven, Self::ProbabilisticDrafts, Self::ParallelDrafter];
-
     const fn name(self) -> &'static str {
         match self {
             Self::WeightsGiven => "weights given",
@@ -79,7 +76,13 @@ mod tests {
 
     #[test]
     fn every_feature_that_options_name_has_a_rule_and_every_refusal_a_way_out() {
-        for feature in Feature::ALL {
+        let all = [
+            Feature::WeightsGiven,
+            Feature::WeightsNotGiven,
+            Feature::ProbabilisticDrafts,
+            Feature::ParallelDrafter,
+        ];
+        for feature in all {
             assert!(TABLE.rules.iter().any(|rule| rule.feature == feature.name()), "{feature:?}");
         }
         for rule in &TABLE.rules {

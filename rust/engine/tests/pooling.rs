@@ -111,7 +111,8 @@ fn chunks_cached_prefixes_preemptions_and_overlap_change_no_vector() {
 #[test]
 fn a_whole_prompt_is_never_cut_by_budget_or_threshold() {
     for overlap in [false, true] {
-        let options = EngineOptions { overlap: Some(overlap), long_prefill_threshold: 8, ..EngineOptions::default() };
+        let options =
+            EngineOptions { overlap: Some(overlap), long_prefill_threshold: 8, ..EngineOptions::default() };
         let mut rig = Rig::new(MockWorker::new(info(true)), options);
         for _ in 0..2 {
             let streams = rig.submit(&prompts());

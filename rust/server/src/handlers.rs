@@ -157,6 +157,8 @@ pub async fn speculation(State(state): State<SharedState>) -> Answer {
     Ok(to_json(&json!({
         "drafter": status.drafter,
         "failure": status.failure,
+        "max_drafts": status.max_drafts,
+        "synthetic": status.synthetic,
         "default": status.default,
         "auto": {
             "on": status.on,

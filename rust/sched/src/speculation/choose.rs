@@ -52,7 +52,12 @@ fn best(survivals: impl Iterator<Item = f64>, most: usize, base: f64, cost: impl
     best
 }
 
-/// Chooses how many drafts per row, one of `lengths`, are worth being proposed: `cost` is the time of a step that
+/// The most drafts that a row is offered.
+pub fn longest(offers: &[Offer]) -> usize {
+    offers.iter().map(|offer| offer.survival.len()).max().unwrap_or(0)
+}
+
+/// Chooses how many drafts per row, one of the rising `lengths` or as many as there are, are worth being proposed: `cost` is the time of a step that
 /// proposes so many and verifies drafts of the step before it. Returns the length and what is expected of it.
 pub fn choose_proposal(
     outlook: &[Offer],
@@ -62,8 +67,12 @@ pub fn choose_proposal(
 ) -> (usize, Choice) {
     let ranked = ranked(outlook);
     let mut chosen = (0, Choice { drafts: 0, tokens: base, rate: base / cost(0, 0) });
-    let longest = outlook.iter().map(|offer| offer.survival.len()).max().unwrap_or(0);
-    for length in lengths.filter(|length| *length <= longest.next_power_of_two()) {
+    let longest = longest(outlook);
+    let mut before = 0;
+    for length in lengths.map(|length| length.min(longest)) {
+        if std::mem::replace(&mut before, length) == length {
+            continue;
+        }
         let survivals = ranked.iter().filter(|(_, _, at)| *at < length).map(|(survival, _, _)| *survival);
         let most = outlook.iter().map(|offer| offer.survival.len().min(length)).sum();
         let choice = best(survivals, most, base, |drafts| cost(length, drafts));

@@ -11,7 +11,7 @@
 
 use frizzen_core::SpeculationReason as Reason;
 
-use super::choose::{Choice, Offer, choose_lengths, choose_proposal};
+use super::choose::{Choice, Offer, choose_lengths, choose_proposal, longest};
 use super::cost::{CostModel, Costs, Curve};
 use super::law::Experts;
 
@@ -232,7 +232,7 @@ impl Guard {
         if let Some(length) = look.or(trial) {
             let forget = trial.is_some() && self.trial == TRIAL;
             self.looking = true;
-            let propose = outlook.map_or(0, |_| length);
+            let propose = outlook.map_or(0, |outlook| length.min(longest(outlook)));
             // What proposing takes is seen in a step that does nothing else.
             if propose == 0 || self.cost.knows_drafting(rows, propose) {
                 for (chosen, offer) in lengths.iter_mut().zip(offers) {
@@ -300,7 +300,7 @@ impl Guard {
                 break;
             }
             before = drafts;
-            let proposed = outlook.map_or(0, |_| length);
+            let proposed = outlook.map_or(0, |outlook| length.min(longest(outlook)));
             let total = fixed.drafts + measured.iter().map(cut).sum::<usize>();
             let looked_at = self.cost.weight(rows, total, proposed) >= 2.0;
             let fresh = self.cost.age(rows, total, proposed).is_some_and(|age| age < STALE);

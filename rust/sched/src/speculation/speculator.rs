@@ -368,6 +368,8 @@ impl Speculator {
                 .map(|n| (n, self.acceptance.chance(Evidence::Match(n), 0)))
                 .to_vec(),
             totals: self.totals.clone(),
+            max_drafts: self.max_drafts,
+            synthetic: self.config.fill,
             failure: self.failure.clone(),
         }
     }

@@ -41,6 +41,10 @@ pub struct SpeculationStatus {
     pub first_draft_chance: Vec<(u32, f64)>,
     /// Counts since the start.
     pub totals: SpeculationTotals,
+    /// Most drafts of a row.
+    pub max_drafts: u32,
+    /// Verification is forced to accept, for studies of speed.
+    pub synthetic: bool,
     /// What the drafter failed of, if it did.
     pub failure: Option<String>,
 }
