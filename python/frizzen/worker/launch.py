@@ -172,7 +172,7 @@ def _worker(loaded: Loaded, show: bool) -> Worker:
     }
     if isinstance(model, PoolingModel):
         info |= {"pooling": model.pooling.to_json(), "max_logprobs": 0}
-        return PoolingWorker(model, info, model.device)
+        return PoolingWorker(model, info, model.device, late_compiles)
     return Worker(model, info, model.device, config.spec_synthetic_acceptance, _graphs(loaded), late_compiles)
 
 
@@ -247,7 +247,7 @@ def _lattice(
 
 
 def _graphs(loaded: Loaded) -> Callable[[StepBuffers], GraphRunner] | None:
-    if loaded.graphs is None:
+    if loaded.graphs is None or isinstance(loaded.model, PoolingModel):
         return None
     capture = CudaCapture(loaded.model.streams)
     return partial(GraphRunner, loaded.model.forward, loaded.graphs, capture=capture)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import torch
@@ -18,8 +19,14 @@ __all__ = ["PoolingWorker"]
 class PoolingWorker(Worker):
     """The torch worker of a model that pools: where another samples, a row has its vector."""
 
-    def __init__(self, model: PoolingModel, info: dict[str, Any], device: torch.device) -> None:
-        super().__init__(model, info, device)
+    def __init__(
+        self,
+        model: PoolingModel,
+        info: dict[str, Any],
+        device: torch.device,
+        late_compiles: Counter[str] | None = None,
+    ) -> None:
+        super().__init__(model, info, device, late_compiles=late_compiles)
         self._pooler = Pooler(model.pooling.kind, model.config.hidden_size, model.logits, self._batch, device)
 
     @torch.inference_mode()
