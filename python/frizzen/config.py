@@ -18,6 +18,7 @@ DEVICES = ("auto", "cpu", "cuda")
 DRAFTERS = (None, "ngram", "suffix", "draft_model", "mtp", "eagle3", "dspark")
 DRAFT_SAMPLE_METHODS = ("greedy", "probabilistic")
 REJECTION_SAMPLE_METHODS = ("standard", "block")
+KV_CACHE_DTYPES = ("auto", "fp8_e4m3")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 RUNNERS = ("auto", "generate", "pooling")
 BLOCK_SIZES = (8, 16, 32, 64, 128)
@@ -59,6 +60,8 @@ class EngineConfig:
     """Tokens of one step; longer prompts are computed in chunks. ``None``: 512 on a CPU, 8192 on a GPU."""
     kv_cache_memory: int | None = None
     """Bytes for the KV cache; ``None`` is chosen from the free memory."""
+    kv_cache_dtype: str = "auto"
+    """Type of keys and values in the KV cache: ``auto`` is the model's, ``fp8_e4m3`` takes a byte."""
     block_size: int = 16
     """Tokens per KV block."""
     enable_prefix_caching: bool = True
@@ -106,6 +109,7 @@ class EngineConfig:
             _check_text(name, getattr(self, name), optional=name != "model")
         _check_choice("dtype", self.dtype, DTYPES)
         _check_choice("device", self.device, DEVICES)
+        _check_choice("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
         _check_choice("load_format", self.load_format, LOAD_FORMATS)
         _check_choice("runner", self.runner, RUNNERS)
         for name in ("pooler_config", "reasoning_parser_plugin", "tool_parser_plugin"):

@@ -45,6 +45,7 @@ class Attention:
             window=window,
             block_size=context.block_size,
             sinks=config.sinks,
+            kv_dtype=context.kv_dtype,
             **heads,
         )
         self._rope_kernel = plan.resolve(

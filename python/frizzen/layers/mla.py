@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from frizzen.errors import UnsupportedModelError
 from frizzen.kernels.mla_ops import ATTENTION_MLA, ROPE_MLA, LatentAttend, LatentRope
 from frizzen.layers.build import BuildContext, Map, NormPlace
 from frizzen.models.config import DecoderConfig, MlaConfig
@@ -24,6 +25,10 @@ class LatentAttention:
     """
 
     def __init__(self, context: BuildContext, config: DecoderConfig, mla: MlaConfig) -> None:
+        if context.kv_dtype != "auto":
+            raise UnsupportedModelError(
+                f"kv_cache_dtype is {context.kv_dtype}, latent attention has a cache of auto only"
+            )
         sizes = {"heads": config.num_heads, "nope_dim": mla.nope_dim, "rope_dim": mla.rope_dim}
         latent_dim = mla.latent_dim
         query_width = config.num_heads * (mla.nope_dim + mla.rope_dim)

@@ -40,6 +40,7 @@ __all__ = [
     "return_free_memory",
 ]
 
+_FP8_WEIGHTS = ("auto", "kept", "expanded")
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -63,6 +64,10 @@ class LoadRequest:
     """Return vectors instead of generating."""
     pooler_config: str | None = None
     """How, in JSON; see ``PoolingConfig.overridden``."""
+    kv_cache_dtype: str = "auto"
+    """``auto``, which is ``dtype``, or ``fp8_e4m3``."""
+    fp8_weights: str = "auto"
+    """``kept`` as they are stored, ``expanded`` to ``dtype``, or ``auto``: kept on a GPU."""
     progress: Progress | None = None
     """Called with (parameters read, parameters in total)."""
 
@@ -149,17 +154,37 @@ def _build(
             device,
             ignored=ignored_tensors(source.family, source.config),
             progress=request.progress,
+            keep_fp8=_keeps_fp8(request, source, plan),
         )
         streams = Streams(device)
-        context = BuildContext(weights, plan, dtype, device, request.block_size, streams=streams)
+        context = BuildContext(
+            weights, plan, dtype, device, request.block_size, request.kv_cache_dtype, streams
+        )
         return source.family.build(source.config, context), weights
     finally:
         source.checkpoint.close()
 
 
+def _keeps_fp8(request: LoadRequest, source: _Source, plan: PlanBuilder) -> bool:
+    if source.config.fp8 is None:
+        return False
+    if request.fp8_weights not in _FP8_WEIGHTS:
+        raise LoadError(f"fp8_weights is {request.fp8_weights!r}, expected {' or '.join(_FP8_WEIGHTS)}")
+    kind, reason = request.fp8_weights, "it was asked for"
+    if kind == "auto":
+        on_gpu = plan.machine.device != "cpu"
+        kind = "kept" if on_gpu else "expanded"
+        reason = "a step reads half the bytes" if on_gpu else "the cpu has no arithmetic for them"
+    plan.decide("fp8_weights", kind, reason)
+    return kind == "kept"
+
+
 def ignored_tensors(family: Family, config: DecoderConfig) -> tuple[str, ...]:
     """Patterns of tensors that a checkpoint may hold and the model does not use."""
     patterns = list(family.ignored)
+    if config.fp8:
+        # Fixed scales of activations: theirs are taken from what they hold, which is never less exact.
+        patterns.append(r"\.input_scale$")
     if config.tied:
         patterns.append(r"^lm_head\.weight$")
     extra = range(config.num_layers, config.num_layers + config.extra_layers)
@@ -226,13 +251,14 @@ def _open_hf(path: Path) -> _Source:
     raw = HfConfig.read(path / "config.json")
     family = family_of_hf(raw)
     config = family.from_hf(raw)
-    return _Source(family, config, SafetensorsCheckpoint(path))
+    return _Source(family, config, SafetensorsCheckpoint(path, config.fp8))
 
 
 def _open_dummy(path: Path, seed: int) -> _Source:
     raw = HfConfig.read(path / "config.json" if path.is_dir() else path)
     family = family_of_hf(raw)
-    return _Source(family, family.from_hf(raw), DummyCheckpoint(path, seed))
+    config = family.from_hf(raw)
+    return _Source(family, config, DummyCheckpoint(path, seed, config.fp8))
 
 
 def return_free_memory() -> None:

@@ -69,7 +69,7 @@ def build_pooling_model(
     checkpoint: Checkpoint = (
         DummyCheckpoint(path, request.seed)
         if request.load_format == "dummy"
-        else SafetensorsCheckpoint(path, parts.rename)
+        else SafetensorsCheckpoint(path, parts.fp8, parts.rename)
     )
     try:
         weights = Weights(
@@ -80,7 +80,9 @@ def build_pooling_model(
             ignored=parts.ignored,
             progress=request.progress,
         )
-        context = BuildContext(weights, plan, dtype, device, request.block_size, streams=Streams(device))
+        context = BuildContext(
+            weights, plan, dtype, device, request.block_size, request.kv_cache_dtype, Streams(device)
+        )
         backbone, head = parts.build(context)
     finally:
         checkpoint.close()
@@ -96,6 +98,7 @@ class _Encoder:
         self._family = family
         self._classifies = classifies
         self.config = family.from_hf(raw)
+        self.fp8 = None
         self.rename = family.rename
         # A head's own tensors are compared like all others; in its absence they mean nothing.
         self.ignored = family.ignored[:2] if classifies else family.ignored
@@ -120,6 +123,7 @@ class _Decoder:
         self._family = family
         self._classifies = classifies
         self.config = replace(family.from_hf(raw), tied=True, head_bias=False)
+        self.fp8 = self.config.fp8
         self.ignored = ignored_tensors(family, self.config)
 
     @staticmethod

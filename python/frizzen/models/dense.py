@@ -22,6 +22,7 @@ from frizzen.layers.rotary import Rotary
 from frizzen.loading.checkpoint import Parameter, Source, Stored
 from frizzen.loading.gguf import GgufMetadata
 from frizzen.loading.hf_config import HfConfig
+from frizzen.loading.quantization import fp8_scheme
 from frizzen.models.base import CausalLM
 from frizzen.models.config import DecoderConfig, RopeConfig, check_layers
 
@@ -47,7 +48,6 @@ def from_hf(
         UnsupportedModelError: a value that this structure does not compute.
     """
     raw.require("hidden_act", ["silu", "swish"], "silu")
-    raw.require("quantization_config", [None])
     heads, hidden = raw.integer("num_attention_heads"), raw.integer("hidden_size")
     head_dim = raw.integer("head_dim", hidden // max(heads, 1))
     rope = raw.rope(head_dim, default_theta)
@@ -76,6 +76,7 @@ def from_hf(
         output_bias=output_bias,
         mlp_bias=mlp_bias,
         qk_norm=qk_norm,
+        fp8=fp8_scheme(raw),
         eos_token_ids=raw.eos_token_ids(),
     )
 

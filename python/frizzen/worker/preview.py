@@ -82,6 +82,7 @@ def load_request(config: EngineConfig, device: str, progress: Progress | None = 
         dtype=config.dtype,
         device=device,
         block_size=config.block_size,
+        kv_cache_dtype=config.kv_cache_dtype,
         seed=config.seed,
         pools=_pools(config),
         pooler_config=config.pooler_config,

@@ -16,50 +16,18 @@ use std::time::Duration;
 use frizzen_core::{Clock, Error, FinishReason, Result};
 use frizzen_metrics::{CacheConfig, EngineMetrics};
 use frizzen_sched::draw::sibling_seed;
-use frizzen_sched::speculation::SpeculationConfig;
-use frizzen_sched::{
-    Finish, Policy, RowEvent, Scheduler, SchedulerConfig, SchedulerCounters, StepOutput, StepPlan,
-};
+use frizzen_sched::{Finish, RowEvent, Scheduler, SchedulerConfig, SchedulerCounters, StepOutput, StepPlan};
 
 use crate::cost_cache::CostCache;
 use crate::handle::{Command, EngineHandle, Health, Shared};
 use crate::mailbox::Mailbox;
+use crate::options::EngineOptions;
 use crate::publish::{count_finish, extend, observe};
 use crate::speculation::Speculating;
 use crate::worker::{Worker, WorkerError, WorkerInfo};
 
 /// New measurements of step times that are worth a write while nothing runs.
 const NEWS: u64 = 256;
-
-/// How the loop runs.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct EngineOptions {
-    /// Plan the next step while this one runs; `None` does so where the worker's device computes on its own.
-    pub overlap: Option<bool>,
-    /// Share the blocks of equal prefixes.
-    pub prefix_caching: bool,
-    /// Admission and preemption order.
-    pub policy: Policy,
-    /// Most tokens of one prompt in a step while others wait; 0 is no limit.
-    pub long_prefill_threshold: u32,
-    /// Seed of requests that have none; `None` draws one.
-    pub seed: Option<u64>,
-    /// Drafts; the worker must take some.
-    pub speculation: Option<SpeculationConfig>,
-}
-
-impl Default for EngineOptions {
-    fn default() -> Self {
-        Self {
-            overlap: None,
-            prefix_caching: true,
-            policy: Policy::Fcfs,
-            long_prefill_threshold: 0,
-            seed: None,
-            speculation: None,
-        }
-    }
-}
 
 /// The engine's side of a handle, before there is a worker.
 #[derive(Debug)]

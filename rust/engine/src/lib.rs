@@ -5,7 +5,7 @@
 //! * [`handle`]: the front end's side; [`mailbox`]: how outputs travel.
 //! * [`arena`]: a step as flat arrays, for workers on the other side of a language border.
 //! * [`speculation_options`]: what flags and library options say about drafts.
-//! * `publish`: what a step's events mean for streams and metrics.
+//! * `options`: what an owner decides; `publish`: what a step's events mean for streams and metrics.
 //! * `speculation`: when drafts are proposed and who is told what came of them.
 //! * `compatibility`: which drafter goes with what.
 //! * `cost_cache`: measured step times from one start to the next.
@@ -18,13 +18,15 @@ pub mod engine;
 pub mod handle;
 pub mod mailbox;
 pub mod mock;
+mod options;
 mod publish;
 mod speculation;
 pub mod speculation_options;
 pub mod worker;
 
-pub use engine::{Engine, EngineOptions, EngineSeat, Turn, seat};
+pub use engine::{Engine, EngineSeat, Turn, seat};
 pub use handle::{ControlAnswer, EngineHandle, Health, Load};
 pub use mailbox::{Mailbox, OutputStream};
+pub use options::EngineOptions;
 pub use speculation_options::{ResolvedSpeculation, SpeculationOptions};
 pub use worker::{Experts, Worker, WorkerDrafter, WorkerError, WorkerInfo};

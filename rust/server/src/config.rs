@@ -84,6 +84,10 @@ pub struct EngineArgs {
     #[arg(long, alias = "kv-cache-memory-bytes", value_name = "BYTES", value_parser = parse_size)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kv_cache_memory: Option<u64>,
+    /// Type of keys and values in the KV cache: auto (the model's) or fp8_e4m3
+    #[arg(long, value_name = "TYPE")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kv_cache_dtype: Option<String>,
     /// Tokens per KV block
     #[arg(long, value_name = "TOKENS")]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -442,6 +446,8 @@ mod tests {
             "8k",
             "--kv-cache-memory-bytes",
             "1G",
+            "--kv-cache-dtype",
+            "fp8_e4m3",
             "--no-enable-prefix-caching",
             "--overlap",
             "--enforce-eager",
@@ -452,8 +458,8 @@ mod tests {
         assert_eq!(
             fields,
             serde_json::json!({"model": "dir", "served_model_name": "a", "max_model_len": 8000,
-                "kv_cache_memory": 1 << 30, "enforce_eager": true, "strict": true, "enable_prefix_caching": false,
-                "overlap": true})
+                "kv_cache_memory": 1 << 30, "kv_cache_dtype": "fp8_e4m3", "enforce_eager": true, "strict": true,
+                "enable_prefix_caching": false, "overlap": true})
         );
     }
 

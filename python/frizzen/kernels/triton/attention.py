@@ -42,6 +42,8 @@ def _attend_keys(
             k = tl.load(keys + at[None, :] + column[:, None], mask=there[None, :] & wide[:, None], other=0.0)
         else:
             k = tl.load(keys + at[None, :] + column[:, None], mask=wide[:, None], other=0.0)
+        # Of FP8, every number is exact in the queries' type.
+        k = k.to(q.dtype)
         score = multiply_add(q, k, tl.zeros([q.shape[0], BLOCK_N], tl.float32), PRECISION)
         if SOFTCAP:
             # tanh by the exponential: exact enough, and safe for any score.
@@ -64,6 +66,7 @@ def _attend_keys(
             )
         else:
             v = tl.load(values + at[:, None] + column[None, :], mask=wide[None, :], other=0.0)
+        v = v.to(q.dtype)
         total = multiply_add(weight.to(v.dtype), v, total * shrink[:, None], PRECISION)
         norm = norm * shrink + tl.sum(weight, axis=1)
         peak = higher

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from frizzen.kernels.facts import Facts
-from frizzen.kernels.kv_layout import allocate
+from frizzen.kernels.kv_layout import allocate, cache_dtype, token_layout
 from frizzen.kernels.ops import KVCache
 from frizzen.kernels.triton.attention import LOG2E, merge, paged_attention
 from frizzen.kernels.triton.launch import Target, precision, round_up_power
@@ -91,11 +91,16 @@ class PagedAttention:
     block_size: int
     softcap: float
     dtype: torch.dtype
+    kv_dtype: torch.dtype
     target: Target
     tile: Callable[[int, int], Tile]
     """The tile for rows of at most so many (token, head) pairs, and so many programs per multiprocessor."""
     capturable: ClassVar[bool] = True
-    layout: str = "token"
+
+    @property
+    def layout(self) -> str:
+        """By token."""
+        return token_layout(self.kv_dtype)
 
     @classmethod
     def build(cls, facts: Facts, tile: Callable[[int, int], Tile] | None = None) -> PagedAttention:
@@ -111,18 +116,19 @@ class PagedAttention:
             block_size=facts.size("block_size"),
             softcap=facts.number("softcap") if "softcap" in facts else 0.0,
             dtype=facts.dtype,
+            kv_dtype=cache_dtype(facts),
             target=Target.of(facts, shared_memory=140_000),
             tile=tile or best,
         )
 
     def bytes_per_token(self) -> int:
         """Keys and values of all heads."""
-        return 2 * self.kv_heads * self.head_dim * self.dtype.itemsize
+        return 2 * self.kv_heads * self.head_dim * self.kv_dtype.itemsize
 
     def allocate(self, num_blocks: int, device: torch.device) -> KVCache:
         """An empty cache of one layer."""
         return allocate(
-            self.layout, num_blocks, self.block_size, self.kv_heads, self.head_dim, self.dtype, device
+            self.layout, num_blocks, self.block_size, self.kv_heads, self.head_dim, self.kv_dtype, device
         )
 
     def begin(self, step: StepContext) -> _State:

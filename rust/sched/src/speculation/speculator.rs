@@ -32,6 +32,8 @@ pub struct Speculator {
     fixed: bool,
     /// Drafts per row that the worker is to propose after the next step.
     wanted: u32,
+    /// What the guard chose last, while drafts were worth it.
+    usual: u32,
     /// Why there are no drafts any more.
     failure: Option<String>,
     /// Steps since the last label.
@@ -70,6 +72,7 @@ impl Speculator {
             rows: 0,
             fixed: false,
             wanted: 0,
+            usual: 0,
             failure: None,
             unlabelled: 0,
             governed: Vec::new(),
@@ -231,6 +234,9 @@ impl Speculator {
             self.followed.values_mut().for_each(|followed| followed.own.forget());
         }
         self.wanted = fixed.proposed.max(decision.propose) as u32;
+        if decision.reason == Reason::Gain {
+            self.usual = decision.propose as u32;
+        }
         decision.reason
     }
 
@@ -259,6 +265,7 @@ impl Speculator {
             let params = &admission.request.params;
             match params.speculation.unwrap_or(self.config.default) {
                 Speculation::MaxTokens(k) => k.min(self.max_drafts),
+                Speculation::Auto if self.guard.is_on() => self.usual,
                 Speculation::Auto | Speculation::Off => 0,
             }
         });
