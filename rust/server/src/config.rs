@@ -84,7 +84,7 @@ pub struct EngineArgs {
     #[arg(long, alias = "kv-cache-memory-bytes", value_name = "BYTES", value_parser = parse_size)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kv_cache_memory: Option<u64>,
-    /// Type of keys and values in the KV cache: auto (the model's) or fp8_e4m3
+    /// Type of keys and values in the KV cache: auto (the model's) or `fp8_e4m3`
     #[arg(long, value_name = "TYPE")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kv_cache_dtype: Option<String>,
