@@ -20,6 +20,7 @@ DRAFT_SAMPLE_METHODS = ("greedy", "probabilistic")
 REJECTION_SAMPLE_METHODS = ("standard", "block")
 KV_CACHE_DTYPES = ("auto", "fp8_e4m3")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
+RUNNERS = ("auto", "generate", "pooling")
 BLOCK_SIZES = (8, 16, 32, 64, 128)
 
 
@@ -43,6 +44,14 @@ class EngineConfig:
     """``auto`` is CUDA where there is a device, else the CPU."""
     load_format: str = "auto"
     """Format of the checkpoint; ``dummy`` makes random weights from a ``config.json``."""
+    runner: str = "auto"
+    """``generate`` text or return vectors (``pooling``); ``auto`` is what the checkpoint was made for."""
+    pooler_config: str | None = None
+    """How a model pools, as JSON: ``pooling_type`` (``MEAN``, ``CLS``, ``LAST``) and ``normalize``."""
+    reasoning_parser_plugin: str | None = None
+    """A module or file that registers reasoning parsers (``frizzen.plugins``)."""
+    tool_parser_plugin: str | None = None
+    """The same for tool parsers."""
     max_model_len: int | None = None
     """Prompt and output together, in tokens; ``None`` is as much as the model and the KV memory take."""
     max_num_seqs: int = 128
@@ -102,6 +111,9 @@ class EngineConfig:
         _check_choice("device", self.device, DEVICES)
         _check_choice("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
         _check_choice("load_format", self.load_format, LOAD_FORMATS)
+        _check_choice("runner", self.runner, RUNNERS)
+        for name in ("pooler_config", "reasoning_parser_plugin", "tool_parser_plugin"):
+            _check_text(name, getattr(self, name), optional=True)
         for name in ("max_model_len", "max_num_batched_tokens", "kv_cache_memory", "num_threads"):
             if getattr(self, name) is not None:
                 _check_integer(name, getattr(self, name), 1)

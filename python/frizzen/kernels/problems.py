@@ -17,6 +17,7 @@ from torch import Tensor
 from frizzen.kernels import (
     draft_problems,
     draft_reference,
+    encoder,
     family_problems,
     fp8_problems,
     fp8_reference,
@@ -237,6 +238,7 @@ _ORACLES = (
     *mla_reference.CANDIDATES,
     *draft_reference.CANDIDATES,
     *sparsemixer.CANDIDATES,
+    *encoder.CANDIDATES[-1:],
     *fp8_reference.ORACLES,
 )
 

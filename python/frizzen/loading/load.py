@@ -27,6 +27,7 @@ from frizzen.loading.safetensors import SafetensorsCheckpoint
 from frizzen.models.base import CausalLM, Family
 from frizzen.models.config import DecoderConfig
 from frizzen.models.families import family_of_gguf, family_of_hf
+from frizzen.models.pooling import PoolingModel
 from frizzen.parallel.config import ParallelConfig
 from frizzen.parallel.streams import Streams
 
@@ -36,6 +37,7 @@ __all__ = [
     "Rehearsed",
     "choose_dtype",
     "detect_format",
+    "ignored_tensors",
     "load_model",
     "open_model",
     "rehearse_model",
@@ -62,6 +64,10 @@ class LoadRequest:
     """Tokens per KV block."""
     seed: int = 0
     """Seeds dummy weights."""
+    pools: bool = False
+    """Return vectors instead of generating."""
+    pooler_config: str | None = None
+    """How, in JSON; see ``PoolingConfig.overridden``."""
     kv_cache_dtype: str = "auto"
     """``auto``, which is ``dtype``, or ``fp8_e4m3``."""
     fp8_weights: str = "auto"
@@ -88,7 +94,8 @@ def _without_collection() -> Iterator[None]:
 class Rehearsed:
     """What is known of a model without reading it."""
 
-    config: DecoderConfig
+    max_model_len: int
+    """Longest context, in tokens, that it could serve."""
     weights: dict[str, int]
     """Bytes of the parameters by owner, in the dtype they are kept in."""
     kv_bytes_per_token: int
@@ -106,7 +113,7 @@ class OpenModel:
 
 @torch.inference_mode()
 @_without_collection()
-def load_model(request: LoadRequest, plan: PlanBuilder) -> CausalLM:
+def load_model(request: LoadRequest, plan: PlanBuilder) -> CausalLM | PoolingModel:
     """Builds the model; ``plan`` chooses its kernels and keeps the record.
 
     Raises:
@@ -134,10 +141,17 @@ def rehearse_model(request: LoadRequest, plan: PlanBuilder) -> Rehearsed:
         The errors of :func:`load_model`.
     """
     model, weights = _build(request, plan, torch.device("meta"))
-    return Rehearsed(model.config, dict(weights.bytes_by_owner), model.kv_bytes_per_token())
+    return Rehearsed(model.max_model_len, dict(weights.bytes_by_owner), model.kv_bytes_per_token())
 
 
-def _build(request: LoadRequest, plan: PlanBuilder, device: torch.device) -> tuple[CausalLM, Weights]:
+def _build(
+    request: LoadRequest, plan: PlanBuilder, device: torch.device
+) -> tuple[CausalLM | PoolingModel, Weights]:
+    if request.pools:
+        # Here, since it builds on this module.
+        from frizzen.loading.pooling import build_pooling_model
+
+        return build_pooling_model(request, plan, device)
     dtype = choose_dtype(request.dtype, plan)
     source = open_model(request)
     try:
@@ -146,7 +160,7 @@ def _build(request: LoadRequest, plan: PlanBuilder, device: torch.device) -> tup
             source.family.parameters(source.config),
             dtype,
             device,
-            ignored=_ignored(source),
+            ignored=ignored_tensors(source.family, source.config),
             progress=request.progress,
             keep_fp8=_keeps_fp8(request, source, plan),
         )
@@ -180,9 +194,9 @@ def _keeps_fp8(request: LoadRequest, source: OpenModel, plan: PlanBuilder) -> bo
     return kind == "kept"
 
 
-def _ignored(source: OpenModel) -> tuple[str, ...]:
+def ignored_tensors(family: Family, config: DecoderConfig) -> tuple[str, ...]:
     """Patterns of tensors that a checkpoint may hold and the model does not use."""
-    config, patterns = source.config, list(source.family.ignored)
+    patterns = list(family.ignored)
     if config.fp8:
         # Fixed scales of activations: theirs are taken from what they hold, which is never less exact.
         patterns.append(r"\.input_scale$")

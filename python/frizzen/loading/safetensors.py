@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import mmap
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -46,10 +46,15 @@ class _Entry:
 
 
 class SafetensorsCheckpoint:
-    """A directory with ``model.safetensors``, or with shards that ``model.safetensors.index.json`` lists."""
+    """A directory with ``model.safetensors``, or with shards that ``model.safetensors.index.json`` lists.
 
-    def __init__(self, directory: Path, fp8: Fp8Scheme | None = None) -> None:
-        """``fp8``: how tensors in that format are scaled; None refuses them."""
+    ``fp8`` says how tensors in that format are scaled, and None refuses them; ``rename`` gives the name under
+    which a stored tensor is known.
+    """
+
+    def __init__(
+        self, directory: Path, fp8: Fp8Scheme | None = None, rename: Callable[[str], str] = str
+    ) -> None:
         self._path = directory
         self._fp8 = fp8
         self._files: list[_File] = []
@@ -58,7 +63,8 @@ class SafetensorsCheckpoint:
             for path in _shards(directory):
                 file = _File(path)
                 self._files.append(file)
-                for name, entry in file.entries().items():
+                for stored, entry in file.entries().items():
+                    name = rename(stored)
                     if name in self._entries:
                         raise LoadError(
                             f"{path} and {self._entries[name].file.path} both hold the tensor {name}"

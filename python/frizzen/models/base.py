@@ -65,6 +65,11 @@ class CausalLM:
         order = {id(kernel): index for index, kernel in enumerate(self._kernels)}
         self._schedule = tuple((layer, order[id(layer.attention.kernel)]) for layer in self._layers)
 
+    @property
+    def max_model_len(self) -> int:
+        """Longest context, in tokens, that it can serve."""
+        return self.config.max_model_len
+
     def kv_bytes_per_token(self) -> int:
         """KV cache bytes per token, all layers."""
         return sum(layer.attention.kernel.bytes_per_token() for layer in self._layers)

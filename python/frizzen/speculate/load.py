@@ -123,7 +123,10 @@ def _draft_model(
             + way_out("draft_model", "draft of another vocabulary")
         )
     count = request.num_drafts or USUAL_DRAFTS["draft_model"]
-    return DraftModel(load_model(wanted, plan), count), count
+    model = load_model(wanted, plan)
+    if not isinstance(model, CausalLM):
+        raise UnsupportedModelError(f"the draft model {wanted.model} pools, and generates nothing")
+    return DraftModel(model, count), count
 
 
 def _mtp(request: DraftRequest, target: CausalLM, plan: PlanBuilder, parallel: ParallelConfig) -> _Made:

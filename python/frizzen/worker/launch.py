@@ -21,6 +21,7 @@ from frizzen.kernels.self_test import SelfTest
 from frizzen.kernels.stand_ins import KernelFaultError, Watch
 from frizzen.loading.load import load_model, return_free_memory
 from frizzen.models.base import CausalLM
+from frizzen.models.pooling import PoolingModel
 from frizzen.progress import phase
 from frizzen.speculate.drafting import Drafting
 from frizzen.speculate.load import LoadedDrafter
@@ -30,6 +31,7 @@ from frizzen.worker.lattice import Lattice
 from frizzen.worker.ledger import LEAST_MEASURED, Budget, Ledger
 from frizzen.worker.machine import available_cpus
 from frizzen.worker.meter import Meter, budget_of
+from frizzen.worker.pooling import PoolingWorker
 from frizzen.worker.preview import Preview, load_request, memory_json, preview
 from frizzen.worker.sizes import Sizes, default_kv_memory, resolve_sizes
 from frizzen.worker.warmup import compile_steps, run_steps
@@ -48,7 +50,7 @@ class Loaded:
     """A model with everything decided, before its KV cache exists."""
 
     config: EngineConfig
-    model: CausalLM
+    model: CausalLM | PoolingModel
     sizes: Sizes
     plan: Plan
     ledger: Ledger
@@ -163,7 +165,7 @@ def _worker(loaded: Loaded, show: bool) -> Worker:
     with phase(f"allocate {sizes.num_blocks} KV blocks, {sizes.kv_bytes / 2**20:,.0f} MiB"):
         model.allocate_kv(sizes.num_blocks, config.block_size)
         drafting = None
-        if loaded.drafter is not None:
+        if loaded.drafter is not None and isinstance(model, CausalLM):
             drafting = drafters.drafting(config, loaded.drafter, model, sizes.num_blocks)
     loaded.meter.start_peak()
     late_compiles = _warm_up(loaded, drafting)
@@ -177,7 +179,7 @@ def _worker(loaded: Loaded, show: bool) -> Worker:
         "max_num_seqs": config.max_num_seqs,
         "max_num_batched_tokens": sizes.max_num_batched_tokens,
         "num_blocks": sizes.num_blocks,
-        "block_size": config.block_size,
+        "block_size": sizes.block_size,
         "max_logprobs": min(config.max_logprobs, model.config.vocab_size),
         "max_drafts": loaded.max_drafts,
         "eos_token_ids": list(model.config.eos_token_ids),
@@ -185,6 +187,9 @@ def _worker(loaded: Loaded, show: bool) -> Worker:
         "dtype": str(model.dtype).removeprefix("torch."),
         "plan": loaded.plan_json(),
     }
+    if isinstance(model, PoolingModel):
+        info |= {"pooling": model.pooling.to_json(), "max_logprobs": 0}
+        return PoolingWorker(model, info, model.device, late_compiles)
     if drafting is not None:
         info["drafter"] = drafting.info(loaded.max_drafts)
     if (moe := model.config.moe) is not None:
@@ -224,13 +229,18 @@ def _load(config: EngineConfig, builder: PlanBuilder, show: bool) -> Loaded:
     with phase(f"load {config.model}") as progress:
         request = load_request(config, str(device), progress)
         model = load_model(request, builder)
-    drafter = drafters.load(config, request, model, builder)
+    if isinstance(model, CausalLM):
+        drafter = drafters.load(config, request, model, builder)
+    elif config.drafter is not None:
+        raise ConfigError(f"drafter is {config.drafter}, but {config.model} pools: it has no tokens to draft")
+    else:
+        drafter = None
     drafts = drafters.DraftMemory.of(config, drafter, model.config.vocab_size)
     taken = meter.taken()
     sizes = resolve_sizes(
         config,
         device_type=model.device.type,
-        model_len=model.config.max_model_len,
+        model_len=model.max_model_len,
         bytes_per_token=model.kv_bytes_per_token() + drafts.per_token,
         memory=max(_kv_memory(model.device) - drafts.kept, 0),
         private=drafts.private,
@@ -250,13 +260,16 @@ def _load(config: EngineConfig, builder: PlanBuilder, show: bool) -> Loaded:
 
 
 def _lattice(
-    config: EngineConfig, model: CausalLM, sizes: Sizes, builder: PlanBuilder, max_drafts: int
+    config: EngineConfig, model: CausalLM | PoolingModel, sizes: Sizes, builder: PlanBuilder, max_drafts: int
 ) -> Lattice | None:
     """Which steps are to be graphs; what is decided, and why, goes into the plan."""
     if model.device.type != "cuda":
         return None
     if config.enforce_eager:
         builder.decide("cuda_graphs", "none", "enforce_eager")
+        return None
+    if isinstance(model, PoolingModel):
+        builder.decide("cuda_graphs", "none", "a model that pools has no decode steps")
         return None
     if not model.capturable:
         builder.decide("cuda_graphs", "none", "an attention kernel reads the rows' lengths on the host")
@@ -274,7 +287,7 @@ def _lattice(
 
 
 def _graphs(loaded: Loaded) -> Callable[[StepBuffers], GraphRunner] | None:
-    if loaded.graphs is None:
+    if loaded.graphs is None or isinstance(loaded.model, PoolingModel):
         return None
     capture = CudaCapture(loaded.model.streams)
     forward = drafters.stepping(loaded.model, loaded.drafter).forward
@@ -289,19 +302,19 @@ def _warm_up(loaded: Loaded, drafting: Drafting | None) -> Counter[str]:
         from frizzen.kernels.triton.compiling import LateCompiles, compile_only
 
         late = LateCompiles(late_compiles)
-        if loaded.graphs is not None:
+        if loaded.graphs is not None and isinstance(model, CausalLM):
             with phase("compile kernels"):
                 mode = compile_only(available_cpus())
                 few = model.of_layers(loaded.distinct_layers)
                 compile_steps(few, loaded.graphs, model.device, loaded.config.block_size, mode)
     with phase("warm up"):
         run_steps(model, model.device, loaded.config.block_size)
-        if drafting is not None:
+        if drafting is not None and isinstance(model, CausalLM):
             tapped = drafters.stepping(model, loaded.drafter)
             drafters.warm_up(tapped, drafting, loaded.max_drafts, model.device, loaded.config.block_size)
     if late is not None:
         late.watch()
-    if model.expert_load is not None:
+    if isinstance(model, CausalLM) and model.expert_load is not None:
         # Nothing of it was real.
         model.expert_load.reset()
     return late_compiles

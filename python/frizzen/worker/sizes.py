@@ -25,6 +25,8 @@ class Sizes:
     num_blocks: int
     """KV blocks, the null block 0 included."""
     kv_bytes: int
+    block_size: int
+    """Tokens per block."""
     limited_by: str
     """What ``max_model_len`` follows from, as a phrase."""
 
@@ -56,6 +58,8 @@ def resolve_sizes(
 ) -> Sizes:
     """The sizes for a model made for ``model_len`` tokens, whose KV takes ``bytes_per_token`` bytes each.
 
+    A model whose KV takes none caches nothing and computes a text at once.
+
     ``memory`` is in bytes and counts where the configuration names none; of it no more is taken than
     ``max_num_seqs`` full contexts need. Of either, ``private`` bytes go to blocks that hold no context.
 
@@ -69,6 +73,8 @@ def resolve_sizes(
         raise ConfigError(
             f"max_model_len must be at most {model_len}, the model's context length, got {wanted}"
         )
+    if bytes_per_token == 0:
+        return _sizes_without_cache(config, device_type, wanted)
     block_bytes = bytes_per_token * config.block_size
     memory = config.kv_cache_memory or memory
     num_blocks = max(memory - private, 0) // block_bytes
@@ -95,5 +101,27 @@ def resolve_sizes(
         max_num_batched_tokens=config.max_num_batched_tokens or DEFAULT_STEP_TOKENS[device_type],
         num_blocks=num_blocks,
         kv_bytes=num_blocks * block_bytes + private,
+        block_size=config.block_size,
         limited_by=limited_by,
+    )
+
+
+def _sizes_without_cache(config: EngineConfig, device_type: str, longest: int) -> Sizes:
+    """The sizes for texts of up to ``longest`` tokens.
+
+    The engine counts one block per running request, as long as the longest text; behind it is no memory.
+    """
+    step = config.max_num_batched_tokens or max(DEFAULT_STEP_TOKENS[device_type], longest)
+    if step < longest:
+        raise ConfigError(
+            f"max_num_batched_tokens must be at least max_model_len {longest}, since this model computes a "
+            f"text in one step, got {step}"
+        )
+    return Sizes(
+        max_model_len=longest,
+        max_num_batched_tokens=step,
+        num_blocks=1 + config.max_num_seqs,
+        kv_bytes=0,
+        block_size=longest,
+        limited_by="the configuration" if config.max_model_len else "the model's context length",
     )

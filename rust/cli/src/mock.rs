@@ -59,6 +59,12 @@ struct Shape {
     /// KV blocks
     #[arg(long, value_name = "N", default_value_t = 65536)]
     num_blocks: u32,
+    /// Return embeddings of this length instead of text
+    #[arg(long, value_name = "N", conflicts_with = "classes")]
+    embed_size: Option<u32>,
+    /// Return the probabilities of so many classes instead of text; one class judges pairs
+    #[arg(long, value_name = "N")]
+    classes: Option<u32>,
     /// A directory with a tokenizer.json or a .gguf file, in place of one token per byte
     #[arg(long, value_name = "PATH")]
     tokenizer: Option<PathBuf>,
@@ -135,6 +141,7 @@ fn worker(args: &MockServeArgs, text: &TextModel) -> Result<MockWorker, String> 
         block_size: shape.block_size,
         num_blocks: shape.num_blocks,
         max_drafts: drafts,
+        pooling: shape.embed_size.map(mock::embeds).or(shape.classes.map(mock::classifies)),
         drafter,
         vocab_size: text.tokenizer.vocab_size(),
         eos_token_ids: text.tokenizer.eos_token_ids().to_vec(),
@@ -171,6 +178,9 @@ fn text(args: &MockServeArgs) -> Result<TextModel, String> {
 /// Serves until a signal comes.
 pub fn serve(args: MockServeArgs) -> Result<ExitCode, String> {
     frizzen_server::logging::init(args.http.log_format);
+    if args.http.parsing.has_plugins() {
+        return Err("plug-ins are Python, which mock-serve does without".to_owned());
+    }
     let text = text(&args)?;
     let mut worker = worker(&args, &text)?;
     // A hang lasts as long as the process: the watchdog is what ends it.

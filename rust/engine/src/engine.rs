@@ -92,13 +92,15 @@ fn random() -> u64 {
 }
 
 fn scheduler_config(info: &WorkerInfo, options: &EngineOptions) -> SchedulerConfig {
+    let pooling = info.pooling.as_ref();
     SchedulerConfig {
         max_num_seqs: info.max_num_seqs,
         max_num_batched_tokens: info.max_num_batched_tokens,
         max_model_len: info.max_model_len,
         block_size: info.block_size,
         num_blocks: info.num_blocks,
-        prefix_caching: options.prefix_caching,
+        prefix_caching: options.prefix_caching && !pooling.is_some_and(|pooling| pooling.every_token),
+        whole_prompts: pooling.is_some_and(|pooling| pooling.whole_prompts),
         long_prefill_threshold: options.long_prefill_threshold,
         policy: options.policy,
         spare_last_hit: info.drafter.as_ref().is_some_and(|drafter| drafter.kv_sees_next_token),

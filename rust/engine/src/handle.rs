@@ -350,9 +350,13 @@ fn check_request(request: &Request, info: &WorkerInfo) -> Result<()> {
     if request.prompt.is_empty() {
         return Err(Error::invalid("prompt", "the prompt must have at least one token"));
     }
-    let length = request.prompt.len();
-    let limit = info.max_model_len as usize;
-    if length >= limit {
+    let (length, limit) = (request.prompt.len(), info.max_model_len as usize);
+    check_task(request, info)?;
+    if request.pooling.is_some() && length > limit {
+        let message = format!("the prompt has {length} tokens, and it may have {limit}");
+        return Err(Error::invalid("prompt", message));
+    }
+    if request.pooling.is_none() && length >= limit {
         return Err(Error::invalid(
             "prompt",
             format!("the prompt has {length} tokens, and prompt and output together may have {limit}"),
@@ -366,6 +370,20 @@ fn check_request(request: &Request, info: &WorkerInfo) -> Result<()> {
         ));
     }
     check_speculation(request.params.speculation, info.max_drafts)
+}
+
+fn check_task(request: &Request, info: &WorkerInfo) -> Result<()> {
+    let message = match (&request.pooling, &info.pooling) {
+        (Some(_), None) => {
+            "this model generates text; it returns no vectors unless it is started with --runner pooling"
+        }
+        (None, Some(pooling)) => {
+            let message = format!("this model generates no text; its task is {}", pooling.tasks());
+            return Err(Error::invalid("model", message));
+        }
+        _ => return Ok(()),
+    };
+    Err(Error::invalid("model", message))
 }
 
 fn check_speculation(asked: Option<Speculation>, max_drafts: u32) -> Result<()> {

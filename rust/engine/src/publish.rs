@@ -13,6 +13,7 @@ pub(crate) fn extend(delta: &mut OutputDelta, event: &RowEvent, output: &StepOut
     }
     let scores = output.prompt_logprobs[event.prompt_scores.clone()].iter();
     delta.prompt_logprobs.extend(scores.map(|at| output.logprobs_of(at)));
+    delta.pooled.extend_from_slice(&output.pooled[event.pooled.clone()]);
     delta.prefill = delta.prefill.or(event.first.map(|first| first.prefill));
     if let Some(finish) = &event.finish {
         delta.finish = Some(finish.reason.clone());

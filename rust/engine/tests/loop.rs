@@ -24,6 +24,7 @@ fn request(prompt: &[TokenId], max_tokens: u32) -> Request {
         },
         priority: 0,
         constraint: None,
+        pooling: None,
         cache_salt: None,
         external_id: "test".into(),
     }

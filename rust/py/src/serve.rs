@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use clap::Parser;
-use frizzen_core::{Error, SystemClock};
+use frizzen_core::{Error, PoolingTask, SystemClock};
 use frizzen_engine::{Engine, EngineHandle, EngineSeat, Worker, WorkerInfo, seat};
 use frizzen_metrics::Metrics;
 use frizzen_server::defaults::SamplingDefaults;
@@ -38,6 +38,7 @@ const LAST_RESORT: Duration = Duration::from_secs(3);
 /// Runs the HTTP server until it is told to stop, or the engine fails. Returns the exit code.
 #[pyfunction]
 pub(crate) fn serve(py: Python<'_>, argv: Vec<String>) -> PyResult<u8> {
+    crate::plugins::prepare(py, &argv)?;
     let config = match Cli::try_parse_from(std::iter::once("frizzen serve".to_owned()).chain(argv)) {
         Ok(cli) => cli.config,
         Err(error) => {
@@ -184,13 +185,25 @@ fn publish_plan(metrics: &Metrics, info: &WorkerInfo) {
 /// One line that can be pasted.
 fn announce(state: &SharedState, address: std::net::SocketAddr) {
     let (url, model) = (format!("http://{address}"), &state.names[0]);
-    let body = format!(
-        r#"{{"model":"{model}","temperature":0,"messages":[{{"role":"user","content":"What is gravity?"}}]}}"#
-    );
+    let pooling = state.engine.info().and_then(|info| info.pooling.as_ref()).map(|pooling| pooling.task);
+    let (path, body) = match pooling {
+        None => (
+            "/v1/chat/completions",
+            format!(
+                r#"{{"model":"{model}","temperature":0,"messages":[{{"role":"user","content":"What is gravity?"}}]}}"#
+            ),
+        ),
+        Some(PoolingTask::Embed) => {
+            ("/v1/embeddings", format!(r#"{{"model":"{model}","input":"What is gravity?"}}"#))
+        }
+        Some(PoolingTask::Classify) => {
+            ("/classify", format!(r#"{{"model":"{model}","input":"What is gravity?"}}"#))
+        }
+    };
     // Nobody reads it if standard output is closed.
     let _ = writeln!(
         std::io::stdout(),
-        "Ready at {url}: curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'"
+        "Ready at {url}: curl {url}{path} -H 'Content-Type: application/json' -d '{body}'"
     );
     let _ = std::io::stdout().flush();
 }

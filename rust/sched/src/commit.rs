@@ -23,6 +23,8 @@ pub struct RowEvent {
     pub forced: Vec<TokenId>,
     /// True if the request asked for log-probabilities.
     pub wants_logprobs: bool,
+    /// The request's vector: a range of [`StepOutput::pooled`]; empty unless it pools and this is its end.
+    pub pooled: Range<usize>,
     /// Newly scored prompt positions: a range of [`StepOutput::prompt_logprobs`].
     pub prompt_scores: Range<usize>,
     /// With the first token only.
@@ -59,6 +61,13 @@ pub struct Finish {
     pub max_tokens: Option<u32>,
     /// Prompt tokens taken from the prefix cache.
     pub cached_tokens: u32,
+}
+
+/// A row's parts of the step's results.
+struct RowResults {
+    tokens: Range<usize>,
+    pooled: Range<usize>,
+    scores: Range<usize>,
 }
 
 impl StepOutput {
@@ -118,6 +127,7 @@ impl Scheduler {
         let appends = plan.propose == 0 && self.lookahead == 0;
         let mut next_token = 0;
         let mut next_prompt = 0;
+        let mut next_vector = 0;
         for (at, row) in plan.rows.iter().enumerate() {
             let sampled = output.num_sampled[at] as usize;
             let tokens = next_token..next_token + sampled;
@@ -126,12 +136,15 @@ impl Scheduler {
                 plan.prompt_positions[next_prompt..].iter().take_while(|p| p.row as usize == at).count();
             let scores = next_prompt..next_prompt + scores;
             next_prompt = scores.end;
+            let pooled = next_vector..next_vector + if row.samples { output.pooled_size } else { 0 };
+            next_vector = pooled.end;
             // The request has ended, or was preempted and computes this again: the output is stale.
             let Some(slot) = self.index.get(&row.request).copied() else { continue };
             if self.state(slot).epoch != row.epoch {
                 continue;
             }
-            self.commit_row(slot, row, output, tokens, scores, now, appends, events);
+            let results = RowResults { tokens, pooled, scores };
+            self.commit_row(slot, row, output, results, now, appends, events);
         }
     }
 
@@ -140,21 +153,17 @@ impl Scheduler {
         self.index.get(&id).map(|slot| self.state(*slot).finish(reason))
     }
 
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "one call site; the arguments are the row's slices of the step"
-    )]
     fn commit_row(
         &mut self,
         slot: usize,
         row: &PlannedRow,
         output: &StepOutput,
-        tokens: Range<usize>,
-        prompt_scores: Range<usize>,
+        results: RowResults,
         now: Duration,
         appends: bool,
         events: &mut Vec<RowEvent>,
     ) {
+        let RowResults { tokens, pooled, scores: prompt_scores } = results;
         let state = self.state_mut(slot);
         state.prompt_scored += prompt_scores.len() as u32;
         if row.samples {
@@ -167,6 +176,7 @@ impl Scheduler {
         let failure = output.failed.iter().find(|(failed, _)| *failed == row.row);
         let (kept, mut reason) = match failure {
             Some((_, message)) => (0, Some(FinishReason::Error(Error::Request { message: message.clone() }))),
+            None if state.pools() => (0, row.samples.then_some(FinishReason::Stop(StopReason::Complete))),
             None => append_tokens(state, &output.tokens[tokens.clone()]),
         };
         let forced = if reason.is_none() && row.samples && appends {
@@ -174,9 +184,10 @@ impl Scheduler {
         } else {
             Vec::new()
         };
+        let has_vector = failure.is_none() && !pooled.is_empty();
         let mut first = None;
         let mut gap = None;
-        if kept > 0 {
+        if kept > 0 || has_vector {
             gap = state.timing.last_token.map(|last| now.saturating_sub(last));
             if state.timing.first_token.is_none() {
                 state.timing.first_token = Some(now);
@@ -194,6 +205,7 @@ impl Scheduler {
             request: row.request,
             tokens: tokens.start..tokens.start + kept,
             forced,
+            pooled: if has_vector { pooled } else { 0..0 },
             wants_logprobs: state.request.params.logprobs.is_some(),
             prompt_scores,
             first,

@@ -103,6 +103,11 @@ impl Scheduler {
         let stops = eos.iter().chain(&params.stop_token_ids).copied().collect();
         let prompt_len = request.prompt.len() as u32;
         let max_tokens = params.max_tokens.unwrap_or(u32::MAX);
+        let max_total = match request.pooling {
+            // One result, which takes no place in the context.
+            Some(_) => prompt_len + 1,
+            None => prompt_len.saturating_add(max_tokens).min(self.config.max_model_len),
+        };
         let state = State {
             id,
             seed: params.seed.unwrap_or(seed),
@@ -112,7 +117,7 @@ impl Scheduler {
             tokens: request.prompt.to_vec(),
             constrained: request.constraint.as_deref().map(Constrained::new),
             drafts: Vec::new(),
-            max_total: prompt_len.saturating_add(max_tokens).min(self.config.max_model_len),
+            max_total,
             computed: 0,
             placeholders: 0,
             drafts_in_flight: 0,

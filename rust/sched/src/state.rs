@@ -63,6 +63,11 @@ impl State {
         self.request.prompt.len() as u32
     }
 
+    /// True if the result is a vector.
+    pub fn pools(&self) -> bool {
+        self.request.pooling.is_some()
+    }
+
     pub fn num_outputs(&self) -> u32 {
         self.tokens.len() as u32 - self.prompt_len()
     }

@@ -55,6 +55,7 @@ fn config(budget: u32) -> SchedulerConfig {
         long_prefill_threshold: 0,
         policy: Policy::Fcfs,
         hash_seed: 1,
+        whole_prompts: false,
         spare_last_hit: false,
         admissions: AdmissionLimits::for_engine(2, 32, 128, 4, VOCAB),
     }
@@ -97,6 +98,7 @@ fn run_with(
         params,
         priority: 0,
         constraint: Some(constraint),
+        pooling: None,
         cache_salt: None,
         external_id: "".into(),
     };

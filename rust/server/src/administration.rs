@@ -172,6 +172,7 @@ pub async fn health_generate(State(state): State<SharedState>) -> Answer {
         params: params.canonical(),
         priority: 0,
         constraint: None,
+        pooling: None,
         cache_salt: None,
         external_id: "health".into(),
     };

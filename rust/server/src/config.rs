@@ -61,6 +61,14 @@ pub struct EngineArgs {
     #[arg(long)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub load_format: Option<String>,
+    /// Generate text (generate) or return vectors (pooling); auto is what the checkpoint was made for
+    #[arg(long, value_name = "auto|generate|pooling")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub runner: Option<String>,
+    /// How a model pools, as JSON: `pooling_type` (MEAN, CLS or LAST) and `normalize`
+    #[arg(long, value_name = "JSON")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pooler_config: Option<String>,
     /// Prompt and output together, in tokens
     #[arg(long, value_name = "TOKENS", value_parser = parse_count)]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -77,7 +85,7 @@ pub struct EngineArgs {
     #[arg(long, alias = "kv-cache-memory-bytes", value_name = "BYTES", value_parser = parse_size)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kv_cache_memory: Option<u64>,
-    /// Type of keys and values in the KV cache: auto (the model's) or fp8_e4m3
+    /// Type of keys and values in the KV cache: auto (the model's) or `fp8_e4m3`
     #[arg(long, value_name = "TYPE")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kv_cache_dtype: Option<String>,

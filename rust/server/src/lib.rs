@@ -5,6 +5,7 @@
 //!   [`dialects`], [`administration`]: the handlers. [`body`], [`auth`], [`ids`], [`error`]: their parts.
 //! * [`request`]: bodies, parsed and checked. [`prepare`], [`lower`]: from there to the engine.
 //! * [`parsing`]: which parsers read the model's text. [`parse`]: them alone, without a model.
+//! * [`pooling`]: embeddings, classification, scores and rankings.
 //! * [`store`]: finished responses, for requests that refer to them.
 //! * [`output`]: from the engine's deltas to the bytes of an answer.
 //! * [`connections`]: listening and accepting. [`serve`], [`shutdown`]: life of a server. [`logging`]: the log.
@@ -31,6 +32,7 @@ pub mod openapi;
 pub mod output;
 pub mod parse;
 pub mod parsing;
+pub mod pooling;
 pub mod prepare;
 pub mod request;
 pub mod routes;
@@ -41,6 +43,6 @@ pub mod store;
 pub mod worker_report;
 
 pub use config::ServerConfig;
-pub use serve::{Outcome, runtime};
+pub use serve::{Outcome, runtime, runtime_goes_on};
 pub use shutdown::ShutdownRequests;
 pub use state::{AppState, SharedState, TextModel};

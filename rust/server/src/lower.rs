@@ -139,6 +139,7 @@ impl<'a> Plan<'a> {
                     params: SamplingParams { seed, ..params.clone() },
                     priority: common.priority,
                     constraint: constraint.map(Arc::clone),
+                    pooling: None,
                     cache_salt: salt.clone(),
                     external_id: Arc::clone(external_id),
                 };

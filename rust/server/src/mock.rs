@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use frizzen_core::{Error, SystemClock};
+use frizzen_core::{Activation, Error, PoolingInfo, PoolingTask, SystemClock};
 use frizzen_engine::mock::{MockWorker, mock_info};
 use frizzen_engine::{Engine, WorkerInfo, seat};
 use frizzen_metrics::Metrics;
@@ -32,6 +32,31 @@ const TEMPLATE: &str = "{% for message in messages %}<|start|>{{ message.role }}
 /// The shape of a mock with the byte tokenizer, to be adjusted with struct update syntax.
 pub fn info() -> WorkerInfo {
     WorkerInfo { vocab_size: VOCAB_SIZE, eos_token_ids: vec![END], plan: json!({"ops": []}), ..mock_info() }
+}
+
+/// Embeddings of this length, of which each number is made of all tokens.
+pub fn embeds(size: u32) -> PoolingInfo {
+    PoolingInfo {
+        task: PoolingTask::Embed,
+        size,
+        normalize: true,
+        dimensions: None,
+        activation: Activation::Identity,
+        labels: Vec::new(),
+        every_token: false,
+        whole_prompts: false,
+    }
+}
+
+/// A classifier of so many classes; with one class it judges pairs.
+pub fn classifies(classes: u32) -> PoolingInfo {
+    PoolingInfo {
+        task: PoolingTask::Classify,
+        normalize: false,
+        activation: if classes == 1 { Activation::Sigmoid } else { Activation::Softmax },
+        labels: (0..classes).map(|class| format!("LABEL_{class}")).collect(),
+        ..embeds(classes)
+    }
 }
 
 /// The byte tokenizer with its chat template, ready to serve.

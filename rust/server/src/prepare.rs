@@ -18,6 +18,7 @@ use crate::output::responses::Responses;
 use crate::output::tokens::Tokens;
 use crate::output::writer::Header;
 use crate::output::{Echo, Envelope, Pieces, Writer, chat, completion};
+use crate::pooling::run::check_generates;
 use crate::request::{
     ChatRequest, Common, CompletionRequest, Dialect, Fields, Limits, Prompt, ResponsesRequest, ToolChoice,
     messages, tokens,
@@ -63,6 +64,7 @@ pub async fn off_thread<T: Send + 'static>(
 
 fn prepare_now(state: &AppState, dialect: Dialect, body: &[u8], name: Arc<str>) -> Result<Lowered, ApiError> {
     let (info, model) = state.model()?;
+    check_generates(info)?;
     let limits = state.limits(info, model);
     let (fields, unused) = Fields::parse(body, dialect)?;
     state.note(&unused);

@@ -11,6 +11,7 @@ use crate::dialects;
 use crate::error::{ApiError, quoted};
 use crate::handlers;
 use crate::openapi;
+use crate::pooling;
 use crate::state::SharedState;
 
 /// The methods that routes use. A GET route answers HEAD too.
@@ -72,6 +73,16 @@ pub enum Endpoint {
     Plan,
     /// How speculation fares.
     Speculation,
+    /// Embeddings.
+    Embeddings,
+    /// Vectors, whatever they are.
+    Pooling,
+    /// Probabilities of classes.
+    Classify,
+    /// How well texts fit.
+    Score,
+    /// Documents by how well they fit.
+    Rerank,
     /// Forget cached prefixes.
     ResetPrefixCache,
     /// The `OpenAPI` description.
@@ -205,15 +216,15 @@ pub const ROUTES: &[Route] = &[
     second(get("/server_info", Endpoint::ServerInfo, "flags, model and limits; no keys")),
     second(get("/get_server_info", Endpoint::ServerInfo, "another name of /server_info")),
     second(get("/get_load", Endpoint::Load, "another name of /load")),
-    absent(2, post("/v1/embeddings", NONE, "embeddings")),
     absent(2, post("/v2/embed", NONE, "embeddings in another dialect")),
-    absent(2, post("/pooling", NONE, "pooled hidden states")),
-    absent(2, post("/classify", NONE, "classification")),
-    absent(2, post("/score", NONE, "scores of pairs")),
-    absent(2, post("/v1/score", NONE, "scores of pairs")),
-    absent(2, post("/rerank", NONE, "order documents by a query")),
-    absent(2, post("/v1/rerank", NONE, "order documents by a query")),
-    absent(2, post("/v2/rerank", NONE, "order documents by a query")),
+    post("/v1/embeddings", Endpoint::Embeddings, "the embeddings of texts"),
+    post("/pooling", Endpoint::Pooling, "the vectors of texts, whatever the model's are"),
+    post("/classify", Endpoint::Classify, "the probability of each class"),
+    post("/score", Endpoint::Score, "how well texts fit, one to each or pair by pair"),
+    post("/v1/score", Endpoint::Score, "another name of /score"),
+    post("/rerank", Endpoint::Rerank, "documents by how well they fit a query"),
+    post("/v1/rerank", Endpoint::Rerank, "another name of /rerank"),
+    post("/v2/rerank", Endpoint::Rerank, "another name of /rerank"),
     absent(2, post("/generate", NONE, "token ids in, token ids out")),
     absent(2, post("/reset_mm_cache", NONE, "forget cached media")),
     absent(2, post("/reset_encoder_cache", NONE, "forget cached encodings")),
@@ -283,6 +294,11 @@ fn method_router(route: &Route) -> MethodRouter<SharedState> {
         Endpoint::Parse => on(filter, handlers::parse),
         Endpoint::Plan => on(filter, handlers::plan),
         Endpoint::Speculation => on(filter, handlers::speculation),
+        Endpoint::Embeddings => on(filter, pooling::embeddings),
+        Endpoint::Pooling => on(filter, pooling::pooling),
+        Endpoint::Classify => on(filter, pooling::classify),
+        Endpoint::Score => on(filter, pooling::score),
+        Endpoint::Rerank => on(filter, pooling::rerank),
         Endpoint::ResetPrefixCache => on(filter, handlers::reset_prefix_cache),
         Endpoint::OpenApi => on(filter, openapi::json),
         Endpoint::Docs => on(filter, openapi::html),

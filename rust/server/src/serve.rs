@@ -68,6 +68,11 @@ pub fn runtime() -> io::Result<Runtime> {
         .build()
 }
 
+/// Runs what blocks for a while, and lets the runtime of this thread, if there is one, go on with everything else.
+pub fn runtime_goes_on<R>(work: impl FnOnce() -> R) -> R {
+    tokio::task::block_in_place(work)
+}
+
 /// The whole HTTP service.
 pub fn router(state: &SharedState) -> Router {
     let router = routes::router()

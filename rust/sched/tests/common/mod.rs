@@ -21,6 +21,7 @@ pub fn config() -> SchedulerConfig {
         block_size: 4,
         num_blocks: 33,
         prefix_caching: true,
+        whole_prompts: false,
         long_prefill_threshold: 0,
         spare_last_hit: false,
         policy: Policy::Fcfs,
@@ -39,6 +40,7 @@ pub fn request(prompt: &[TokenId], max_tokens: u32) -> Arc<Request> {
         },
         priority: 0,
         constraint: None,
+        pooling: None,
         cache_salt: None,
         external_id: "".into(),
     })

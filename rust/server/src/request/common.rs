@@ -206,7 +206,7 @@ fn truncation_side(fields: &mut Fields) -> Result<TruncationSide, ApiError> {
     }
 }
 
-fn priority(fields: &mut Fields, by_priority: bool) -> Result<i32, ApiError> {
+pub(crate) fn priority(fields: &mut Fields, by_priority: bool) -> Result<i32, ApiError> {
     let priority = fields.integer("priority", i32::MIN..=i32::MAX)?.unwrap_or(0);
     if priority != 0 && !by_priority {
         let message =
@@ -216,7 +216,7 @@ fn priority(fields: &mut Fields, by_priority: bool) -> Result<i32, ApiError> {
     Ok(priority)
 }
 
-fn cache_salt(fields: &mut Fields) -> Result<Option<String>, ApiError> {
+pub(crate) fn cache_salt(fields: &mut Fields) -> Result<Option<String>, ApiError> {
     let salt = fields.string("cache_salt")?;
     match salt.as_deref().map(|salt| salt.chars().count()) {
         Some(0) => Err(ApiError::invalid("cache_salt", "cache_salt must not be empty")),

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::formats::harmony::Harmony;
 use super::frame::Frame;
 use super::output::{Delta, Output};
+use super::plugin::PluggedParser;
 use super::registry::{Format, Machine};
 use super::schema::ToolSchemas;
 use super::tags::Tags;
@@ -80,6 +81,7 @@ impl MessageParser {
         } else {
             match format.tools.map(|tools| &tools.machine) {
                 Some(Machine::Frame(spec)) => Some(Box::new(Frame::new(spec, Arc::clone(&setup.tools)))),
+                Some(Machine::Plugged(spec)) => Some(Box::new(PluggedParser::new(spec))),
                 _ => None,
             }
         };

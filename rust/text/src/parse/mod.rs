@@ -22,6 +22,7 @@ mod json;
 mod message;
 mod output;
 mod params;
+pub mod plugin;
 pub mod registry;
 mod scan;
 mod schema;
@@ -33,6 +34,7 @@ use std::fmt;
 
 pub use message::{Message, MessageParser, Setup, Start, ToolCall, parse};
 pub use output::{Delta, IdStyle, Output};
+pub(crate) use registry::TagPair;
 pub use registry::{Format, ReasoningFormat, ToolFormat};
 pub use schema::ToolSchemas;
 pub use scope::StopScope;

@@ -9,6 +9,7 @@ use crate::Tokenizer;
 use super::formats::{deepseek, glm, harmony, hermes, kimi, llama, mistral, pythonic, qwen_coder};
 use super::frame::FrameSpec;
 use super::output::IdStyle;
+use super::plugin::{self, PluggedTools};
 use super::syntax::CallSyntax;
 
 /// The tags around reasoning.
@@ -39,6 +40,7 @@ pub struct ReasoningFormat {
 pub(super) enum Machine {
     Frame(FrameSpec),
     Harmony,
+    Plugged(&'static PluggedTools),
 }
 
 /// A syntax that may depend on which tokens the vocabulary has.
@@ -72,7 +74,7 @@ impl ToolFormat {
 
 const THINK: TagPair = TagPair { open: "<think>", close: "</think>" };
 
-const fn tags(
+pub(super) const fn tags(
     name: &'static str,
     aliases: &'static [&'static str],
     pair: TagPair,
@@ -157,7 +159,7 @@ impl ReasoningFormat {
 
     /// The format with this name.
     pub fn named(name: &str) -> Option<&'static Self> {
-        REASONING.iter().find(|format| format.name == name || format.aliases.contains(&name))
+        plugin::reasoning().find(|format| format.name == name || format.aliases.contains(&name))
     }
 
     /// The format of the model with this chat template, if there is a sign of one.
@@ -169,7 +171,7 @@ impl ReasoningFormat {
 impl ToolFormat {
     /// The format with this name.
     pub fn named(name: &str) -> Option<&'static Self> {
-        TOOLS.iter().find(|format| format.name == name || format.aliases.contains(&name))
+        plugin::tools().find(|format| format.name == name || format.aliases.contains(&name))
     }
 
     /// The format of the model with this chat template, if there is a sign of one.
@@ -182,6 +184,7 @@ impl ToolFormat {
         match &self.machine {
             Machine::Frame(spec) => spec.opens,
             Machine::Harmony => &[],
+            Machine::Plugged(plugged) => plugged.opens,
         }
     }
 }
