@@ -59,6 +59,7 @@ mod tests {
     fn masks_are_the_same_on_any_number_of_threads() {
         let masks = [1, 8, 64].map(|cores| {
             let mut scheduler = Scheduler::new(SchedulerConfig {
+                whole_prompts: false,
                 max_num_seqs: 64,
                 max_num_batched_tokens: 256,
                 max_model_len: 16,
@@ -74,6 +75,7 @@ mod tests {
             for id in 0..50 {
                 let constraint: Arc<dyn Constraint> = Arc::new(OneOf([vec![id, 7], vec![63 - id]].into()));
                 let request = Request {
+                    pooling: None,
                     prompt: [1, 2].into(),
                     params: SamplingParams { max_tokens: Some(4), ..SamplingParams::default() },
                     constraint: (id % 5 != 0).then_some(constraint),
