@@ -101,7 +101,7 @@ def test_a_call_is_forced_by_name(client: openai.OpenAI) -> None:
 
 
 def test_a_call_that_cannot_be_enforced_is_refused(client: openai.OpenAI) -> None:
-    function = {"name": "f", "strict": True, "parameters": {"type": "object", "not": {}}}
+    function = {"name": "f", "strict": True, "parameters": {"type": "object", "not": {"pattern": "a"}}}
     tools = [{"type": "function", "function": function}]
     with pytest.raises(openai.BadRequestError) as refused:
         client.chat.completions.create(**{**ASKED, "tools": tools}, tool_choice="required")

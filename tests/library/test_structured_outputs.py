@@ -179,7 +179,7 @@ def test_logprobs_of_a_constrained_text_are_of_the_raw_logits(llm: LLM) -> None:
 @pytest.mark.parametrize(
     ("structured", "reason"),
     [
-        ({"json": {"items": {"not": {}}}}, '#/items: the keyword "not"'),
+        ({"json": {"items": {"not": {"pattern": "a"}}}}, '#/items: the keyword "not"'),
         ({"json": {"type": "foo"}}, "Invalid type: foo"),
         ({"json": {"$ref": "#"}}, "no finite instance"),
         ({"regex": "("}, "unclosed group"),

@@ -12,9 +12,11 @@
 //! tokens give the same masks, whatever else runs.
 
 pub mod compiler;
+mod complement;
 pub mod gbnf;
 pub mod grammar;
 pub mod part;
+mod rewrite;
 pub mod schema;
 pub mod spec;
 pub mod structural;

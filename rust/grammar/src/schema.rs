@@ -1,13 +1,14 @@
 //! The check of a JSON schema before it is compiled: what cannot be enforced is named, with a pointer to where it is.
 //!
-//! The compiler below refuses most of this too, but neither says where, nor sees what is only wrong in its numbers, nor
+//! What can be said in other keywords is [rewritten](crate::rewrite) first. The compiler below refuses most of the rest too, but neither says where, nor sees what is only wrong in its numbers, nor
 //! that a schema has no finite instance.
 
 use serde_json::{Map, Value};
 
+use crate::rewrite::rewrite;
 use crate::spec::GrammarError;
 
-/// Keywords that restrict instances and cannot be turned into a grammar.
+/// Keywords that restrict instances and cannot be turned into a grammar, where they are left after rewriting.
 const UNSUPPORTED: [&str; 18] = [
     "not",
     "if",
@@ -30,11 +31,23 @@ const UNSUPPORTED: [&str; 18] = [
     "disallow",
 ];
 /// Keywords whose value is a schema.
-const ONE: [&str; 3] = ["items", "additionalItems", "additionalProperties"];
+const ONE: [&str; 8] = [
+    "items",
+    "additionalItems",
+    "additionalProperties",
+    "propertyNames",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+    "then",
+    "else",
+];
+/// Keywords whose value is a schema that instances may have to fail: nothing may be left out of it.
+const TESTS: [&str; 3] = ["not", "if", "contains"];
 /// Keywords whose value is a list of schemas.
 const LIST: [&str; 5] = ["allOf", "anyOf", "oneOf", "prefixItems", "items"];
 /// Keywords whose value is an object of schemas.
-const MAP: [&str; 4] = ["properties", "patternProperties", "$defs", "definitions"];
+const MAP: [&str; 6] =
+    ["properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"];
 /// Keywords whose number is compared with that of an instance.
 const BOUNDS: [&str; 5] = ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"];
 /// The largest integer up to which double precision holds every integer.
@@ -42,7 +55,7 @@ const EXACT: u64 = 1 << 53;
 /// Steps of the search for a finite instance; a schema that takes more is left to the other limits.
 const MAX_STEPS: usize = 20_000;
 
-/// Checks a schema, and takes out what asks for nothing (`uniqueItems: false`). With `lenient`, keywords that cannot be
+/// Checks a schema, and says what it can of it in keywords that the compiler knows. With `lenient`, keywords that cannot be
 /// enforced are taken out too; returns which, with pointers.
 ///
 /// # Errors
@@ -75,7 +88,7 @@ impl Walk {
             Value::Bool(_) => return Ok(()),
             _ => return self.refuse("a schema must be an object or a boolean"),
         };
-        self.keywords(map)?;
+        self.tests(map)?;
         for name in ONE {
             if let Some(value) = map.get_mut(name).filter(|value| !value.is_array()) {
                 self.at(name, |walk| walk.schema(value))?;
@@ -90,10 +103,28 @@ impl Walk {
         }
         for name in MAP {
             if let Some(Value::Object(members)) = map.get_mut(name) {
-                for (member, value) in members {
+                // Draft 7's dependencies are lists of names too.
+                for (member, value) in members.iter_mut().filter(|(_, value)| !value.is_array()) {
                     let member = member.replace('~', "~0").replace('/', "~1");
                     self.at(&format!("{name}/{member}"), |walk| walk.schema(value))?;
                 }
+            }
+        }
+        rewrite(map);
+        self.keywords(map)
+    }
+
+    fn tests(&mut self, map: &mut Map<String, Value>) -> Result<(), GrammarError> {
+        for name in TESTS {
+            let Some(value) = map.get_mut(name) else { continue };
+            let lenient = std::mem::replace(&mut self.lenient, false);
+            let result = self.at(name, |walk| walk.schema(value));
+            self.lenient = lenient;
+            if result.is_err() && lenient {
+                map.shift_remove(name);
+                self.dropped.push(format!("{}/{name}", self.path));
+            } else {
+                result?;
             }
         }
         Ok(())
@@ -109,9 +140,6 @@ impl Walk {
     }
 
     fn keywords(&mut self, map: &mut Map<String, Value>) -> Result<(), GrammarError> {
-        if map.get("uniqueItems") == Some(&Value::Bool(false)) {
-            map.shift_remove("uniqueItems");
-        }
         for name in UNSUPPORTED {
             if map.contains_key(name) {
                 if !self.lenient {
@@ -252,13 +280,28 @@ mod tests {
 
     #[test]
     fn unsupported_keywords_are_named_with_their_place_llguidance_238() {
-        let deep = json!({"properties": {"a/b": {"anyOf": [{}, {"items": {"not": {"const": 0}}}]}}});
+        let deep = json!({"properties": {"a/b": {"anyOf": [{}, {"items": {"not": {"pattern": "a"}}}]}}});
         assert_eq!(
             refused(deep),
             "the schema at #/properties/a~1b/anyOf/1/items: the keyword \"not\" cannot be enforced"
         );
-        for keyword in UNSUPPORTED {
-            assert!(refused(json!({keyword: true})).contains(keyword));
+        let pattern = json!({"pattern": "a"});
+        for (keyword, schema) in [
+            ("not", json!({"not": {"type": "integer"}})),
+            ("if", json!({"if": pattern, "then": false})),
+            ("uniqueItems", json!({"uniqueItems": true})),
+            ("contains", json!({"contains": pattern})),
+            ("propertyNames", json!({"propertyNames": pattern, "properties": {"b": {}}})),
+            ("dependentRequired", json!({"dependentRequired": {"a": [1]}})),
+            ("unevaluatedItems", json!({"unevaluatedItems": false, "anyOf": [{}]})),
+            ("unevaluatedProperties", json!({"unevaluatedProperties": false, "$ref": "#/$defs/a"})),
+            ("$dynamicRef", json!({"$dynamicRef": "#a"})),
+            ("$recursiveRef", json!({"$recursiveRef": "#"})),
+            ("x-guidance", json!({"x-guidance": {}})),
+            ("disallow", json!({"disallow": "string"})),
+        ] {
+            let message = refused(schema);
+            assert!(message.contains(&format!("the keyword {keyword:?}")), "{message}");
         }
         assert!(refused(json!({"$ref": "https://example.com/s.json"})).contains("leads out of the schema"));
     }
@@ -281,8 +324,8 @@ mod tests {
 
     #[test]
     fn a_lenient_check_says_what_it_dropped() {
-        let mut schema = json!({"type": "array", "uniqueItems": true, "items": {"not": {}}});
-        assert_eq!(check(&mut schema, true), Ok(vec!["#/uniqueItems".into(), "#/items/not".into()]));
+        let mut schema = json!({"type": "array", "uniqueItems": true, "items": {"not": {"pattern": "a"}}});
+        assert_eq!(check(&mut schema, true), Ok(vec!["#/items/not".into(), "#/uniqueItems".into()]));
         assert_eq!(schema, json!({"type": "array", "items": {}}));
     }
 
