@@ -32,6 +32,25 @@ const IN_PLACE: [&str; 11] = [
     "$ref",
     "$dynamicRef",
 ];
+/// Keywords of alternatives that the compiler below never finds to exclude one another.
+const OVERLAPPING: [&str; 14] = [
+    "type",
+    "title",
+    "description",
+    "required",
+    "minimum",
+    "maximum",
+    "exclusiveMinimum",
+    "exclusiveMaximum",
+    "minLength",
+    "maxLength",
+    "minItems",
+    "maxItems",
+    "minProperties",
+    "maxProperties",
+];
+/// Most of them.
+const MAX_OVERLAPPING: usize = 4;
 /// Most conditions on the presence of members: each doubles the alternatives.
 const MAX_DEPENDENCIES: usize = 6;
 /// Most arrays of distinct values that are listed.
@@ -51,6 +70,7 @@ pub(crate) fn rewrite(map: &mut Map<String, Value>) {
     contains(map);
     unique_items(map);
     one_of(map);
+    overlapping(map);
     condition(map);
     negation(map);
 }
@@ -279,6 +299,31 @@ fn one_of(map: &mut Map<String, Value>) {
             }
         }
     }
+}
+
+/// Alternatives that can hold together, so that the compiler below refuses them: each of them, and none of the others.
+///
+/// Those of one type that speak of sizes and of members that must be there only are never told apart there. All others are
+/// left to it, since alternatives that exclude one another by themselves are shorter as they are.
+fn overlapping(map: &mut Map<String, Value>) {
+    let types = types_of(map);
+    let Some(Value::Array(all)) = map.get("oneOf") else { return };
+    let speaks_of_sizes = |one: &Value| {
+        one.as_object().is_some_and(|one| one.keys().all(|name| OVERLAPPING.contains(&name.as_str())))
+    };
+    let same_type = all.iter().all(|one| one.get("type") == all[0].get("type"));
+    if !(2..=MAX_OVERLAPPING).contains(&all.len()) || !same_type || !all.iter().all(speaks_of_sizes) {
+        return;
+    }
+    let others: Option<Vec<Value>> = all.iter().map(|one| complement(one, &types)).collect();
+    let Some(others) = others else { return };
+    let one_alone = |index: usize| {
+        let parts = (0..all.len()).map(|at| if at == index { &all[at] } else { &others[at] });
+        json!({"allOf": parts.collect::<Vec<_>>()})
+    };
+    let ways: Vec<Value> = (0..all.len()).map(one_alone).collect();
+    map.shift_remove("oneOf");
+    also(map, json!({"anyOf": ways}));
 }
 
 fn condition(map: &mut Map<String, Value>) {

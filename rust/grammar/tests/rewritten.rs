@@ -143,3 +143,20 @@ fn what_is_not_evaluated_is_what_is_additional_where_nothing_else_speaks_of_it()
     let tuple = json!({"type": "array", "prefixItems": [{"type": "string"}], "unevaluatedItems": false});
     holds(&tuple, &json!([[], ["a"]]), &json!([["a", 1], [1]]));
 }
+
+#[test]
+fn exactly_one_of_alternatives_holds_that_could_hold_together() {
+    let schema = json!({
+        "type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}, "c": {"type": "integer"}},
+        "additionalProperties": false, "oneOf": [{"required": ["a"]}, {"required": ["b"]}, {"required": ["c"]}],
+    });
+    holds(
+        &schema,
+        &json!([{"a": 1}, {"b": 1}, {"c": 1}]),
+        &json!([{}, {"a": 1, "b": 1}, {"b": 1, "c": 1}, {"a": 1, "b": 1, "c": 1}, {"a": null}]),
+    );
+    let numbers = json!({"type": "integer", "oneOf": [{"minimum": 0}, {"maximum": 9}]});
+    holds(&numbers, &json!([-1, -20, 10, 999]), &json!([0, 5, 9]));
+    let typed = json!({"oneOf": [{"type": "string", "minLength": 2}, {"type": "string", "maxLength": 3}]});
+    holds(&typed, &json!(["", "a", "abcd"]), &json!(["ab", "abc", 1]));
+}
