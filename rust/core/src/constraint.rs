@@ -10,6 +10,11 @@ use crate::{Result, TokenId};
 pub trait Constraint: Debug + Send + Sync {
     /// A matcher before the first token.
     fn matcher(&self) -> Box<dyn TokenMatcher>;
+
+    /// What an engine in another process compiles this constraint from again; `None` if that is not possible.
+    fn source(&self) -> Option<String> {
+        None
+    }
 }
 
 /// One output on its way through a constraint.

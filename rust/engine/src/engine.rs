@@ -59,8 +59,8 @@ impl Default for EngineOptions {
 /// The engine's side of a handle, before there is a worker.
 #[derive(Debug)]
 pub struct EngineSeat {
-    shared: Arc<Shared>,
-    commands: Receiver<Command>,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) commands: Receiver<Command>,
 }
 
 /// A handle, and the seat that an [`Engine`] takes once its worker is built. `max_open` bounds the open requests.
@@ -174,6 +174,7 @@ impl<W: Worker> Engine<W> {
         })?;
         let scheduler = Scheduler::new(scheduler_config(&info, &options));
         let rows = info.max_num_seqs as usize;
+        seat.shared.total_blocks.store(u64::from(info.num_blocks.saturating_sub(1)), Ordering::Relaxed);
         // The seat is fresh, so nobody has set the info before.
         let _ = seat.shared.info.set(info);
         seat.shared.set_phase(Health::Ready);

@@ -4,6 +4,7 @@
 //! * [`worker`]: the trait the loop drives, and what a worker says of itself.
 //! * [`handle`]: the front end's side; [`mailbox`]: how outputs travel.
 //! * [`arena`]: a step as flat arrays, for workers on the other side of a language border.
+//! * [`remote`]: engines in processes of their own, behind one front end.
 //! * [`speculation_options`]: what flags and library options say about drafts.
 //! * `speculation`: when drafts are proposed and who is told what came of them.
 //! * [`mock`]: a worker without a model, for everything that can be tested and measured without one.
@@ -13,12 +14,13 @@ pub mod engine;
 pub mod handle;
 pub mod mailbox;
 pub mod mock;
+pub mod remote;
 mod speculation;
 pub mod speculation_options;
 pub mod worker;
 
 pub use engine::{Engine, EngineOptions, EngineSeat, Turn, seat};
-pub use handle::{EngineHandle, Health, Load};
+pub use handle::{EngineHandle, Health, Load, ReplicaStatus};
 pub use mailbox::{Mailbox, OutputStream};
 pub use speculation_options::{ResolvedSpeculation, SpeculationOptions};
 pub use worker::{Worker, WorkerError, WorkerInfo};

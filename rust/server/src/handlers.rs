@@ -113,7 +113,7 @@ pub async fn ping(State(state): State<SharedState>) -> Answer {
 /// `GET /metrics`
 pub async fn metrics(State(state): State<SharedState>, headers: HeaderMap) -> Response {
     let format = TextFormat::from_accept(headers.get(ACCEPT).and_then(|accept| accept.to_str().ok()));
-    let mut response = state.metrics.encode(format).into_response();
+    let mut response = state.metrics.encode_with(format, &state.engine.remote_metrics()).into_response();
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(format.content_type()));
     response
 }
