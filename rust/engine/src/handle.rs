@@ -304,6 +304,11 @@ impl EngineHandle {
         self.shared.set_phase(Health::Draining);
     }
 
+    /// True once the loop has been told to end.
+    pub fn is_stopping(&self) -> bool {
+        self.shared.stopping.load(Ordering::Acquire)
+    }
+
     /// Ends the loop. What still runs is aborted.
     pub fn shutdown(&self) {
         self.shared.stopping.store(true, Ordering::Release);

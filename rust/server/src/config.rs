@@ -14,6 +14,7 @@ use frizzen_sched::Policy;
 use serde::Serialize;
 
 use crate::parsing::ParsingArgs;
+use crate::replicas::ReplicaArgs;
 
 /// Everything that `frizzen serve` takes.
 #[derive(Args, Clone, Debug)]
@@ -27,6 +28,9 @@ pub struct ServerConfig {
     /// Drafts.
     #[command(flatten)]
     pub speculation: SpeculationArgs,
+    /// How many engines there are.
+    #[command(flatten)]
+    pub replicas: ReplicaArgs,
     /// How it is served.
     #[command(flatten)]
     pub http: HttpArgs,

@@ -7,7 +7,7 @@ use axum::extract::{Path, Request, State};
 use axum::http::header::{ACCEPT, CONTENT_TYPE};
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
-use frizzen_engine::Health;
+use frizzen_engine::{Health, ReplicaStatus};
 use frizzen_metrics::TextFormat;
 use serde_json::{Value, json};
 
@@ -93,12 +93,45 @@ pub async fn health(State(state): State<SharedState>) -> Answer {
             Some(age) if age > state.http.step_timeout => {
                 Err(ApiError::busy(format!("stalled: a step has been running for {} s", age.as_secs())))
             }
-            _ => Ok(to_json(&json!({"status": "ready"}))),
+            _ => Ok(to_json(&ready(&state))),
         },
         Health::Loading(what) => Err(ApiError::busy(format!("loading: {what}"))),
         Health::Draining => Err(ApiError::busy("draining: the server is shutting down")),
         Health::Failed(error) => Err(error.into()),
     }
+}
+
+/// Fewer engines than asked for are a fact that a probe must see, and no reason to send nobody here.
+fn ready(state: &SharedState) -> Value {
+    let replicas = state.engine.replicas();
+    let all = replicas.iter().all(|replica| replica.ready);
+    let mut answer = json!({"status": if all { "ready" } else { "degraded" }});
+    if !replicas.is_empty() {
+        answer["engines"] = replicas.iter().map(engine).collect();
+    }
+    answer
+}
+
+fn engine(replica: &ReplicaStatus) -> Value {
+    let status = match replica {
+        ReplicaStatus { ready: true, .. } => "ready",
+        ReplicaStatus { given_up: true, .. } => "failed",
+        _ => "starting",
+    };
+    let mut answer = json!({
+        "engine": replica.rank,
+        "status": status,
+        "starts": replica.starts,
+        "open": replica.open,
+        "running": replica.load.running,
+        "waiting": replica.load.waiting,
+        "used_blocks": replica.load.used_blocks,
+        "total_blocks": replica.load.total_blocks,
+    });
+    if !replica.note.is_empty() {
+        answer["note"] = replica.note.as_str().into();
+    }
+    answer
 }
 
 /// `GET /ping`
@@ -132,6 +165,7 @@ pub async fn load(State(state): State<SharedState>) -> Response {
         "waiting": load.waiting,
         "used_blocks": load.used_blocks,
         "total_blocks": load.total_blocks,
+        "engines": state.engine.replicas().iter().map(engine).collect::<Value>(),
     }))
 }
 

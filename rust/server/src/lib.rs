@@ -6,6 +6,7 @@
 //! * [`request`]: bodies, parsed and checked. [`prepare`], [`lower`]: from there to the engine.
 //! * [`parsing`]: which parsers read the model's text. [`parse`]: them alone, without a model.
 //! * [`output`]: from the engine's deltas to the bytes of an answer.
+//! * [`replicas`]: several engines on one host, and headless ones.
 //! * [`serve`], [`shutdown`]: life of a server. [`logging`]: the log. [`mock`]: a server without a model.
 
 pub mod auth;
@@ -23,6 +24,7 @@ pub mod output;
 pub mod parse;
 pub mod parsing;
 pub mod prepare;
+pub mod replicas;
 pub mod request;
 pub mod routes;
 pub mod serve;

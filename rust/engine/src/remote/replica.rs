@@ -26,7 +26,7 @@ const TICK: Duration = Duration::from_millis(100);
 const METRICS_EVERY: Duration = Duration::from_secs(1);
 
 /// Compiles the source of a constraint, which is all of it that travels.
-pub type ReadConstraint = Box<dyn Fn(&str) -> Result<Arc<dyn Constraint>> + Send>;
+pub type ReadConstraint = Box<dyn FnMut(&str) -> Result<Arc<dyn Constraint>> + Send>;
 
 /// What is known of this process by the one that serves it.
 pub struct ReplicaOptions {
@@ -217,7 +217,7 @@ impl Serving<'_> {
 
     fn add(&mut self, request: RemoteRequest) {
         let id = request.id;
-        let constraint = request.constraint.as_deref().map(&self.options.read_constraint).transpose();
+        let constraint = request.constraint.as_deref().map(&mut self.options.read_constraint).transpose();
         let submitted = constraint.and_then(|constraint| {
             self.handle.submit(Request {
                 prompt: request.prompt.into(),
