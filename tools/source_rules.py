@@ -44,7 +44,7 @@ RULES = (
     ),
     Rule(
         "one_stream_owner",
-        re.compile(r"\bset_stream\("),
+        re.compile(r"\bset_stream\(|\bcuda\.stream\("),
         ("python/*.py",),
         ("python/frizzen/parallel/streams.py",),
         "the stream owner switches streams, by a context manager that waits both ways",

@@ -23,10 +23,10 @@ from frizzen import LLM, SamplingParams
 
 MODES: dict[str, dict[str, Any]] = {
     "off": {},
-    "ngram 4": {"drafter": "ngram", "speculation": 4},
-    "ngram auto": {"drafter": "ngram", "speculation": "auto"},
-    "suffix 8": {"drafter": "suffix", "speculation": 8},
-    "suffix auto": {"drafter": "suffix", "speculation": "auto"},
+    "ngram 4": {"drafter": "ngram", "speculation": 4, "speculation_cache": "off"},
+    "ngram auto": {"drafter": "ngram", "speculation": "auto", "speculation_cache": "off"},
+    "suffix 8": {"drafter": "suffix", "speculation": 8, "speculation_cache": "off"},
+    "suffix auto": {"drafter": "suffix", "speculation": "auto", "speculation_cache": "off"},
 }
 
 TOPICS = ("river", "engine", "garden", "market", "letter", "window", "island", "orchard")

@@ -1,9 +1,7 @@
-"""The ``frizzen`` command: serves a model, or shows how it would be served."""
+"""The ``frizzen`` command: serves a model, shows how it would be served, or looks at the machine."""
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 from collections.abc import Sequence
 
@@ -13,6 +11,8 @@ usage: frizzen COMMAND [ARGUMENT ...]
 commands:
   serve MODEL    serve a model over HTTP (frizzen serve --help lists the options)
   plan MODEL     show which kernel serves each layer, why not a faster one, and the memory
+                 (--dry-run loads nothing, --gpu-memory 141GB asks for a machine that is not here)
+  doctor         show what this machine has, what is set up wrongly, and what would make it faster
   --version      print the version
   --help         print this text
 
@@ -39,31 +39,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return serve(arguments)
     if command == "plan":
-        return _plan(arguments)
+        from frizzen.plan_command import run
+
+        return run(arguments)
+    if command == "doctor":
+        from frizzen.doctor import run as examine
+
+        return examine(arguments)
     reason = "is a command of the Rust binary" if command in BINARY_COMMANDS else "is not a command"
     print(f"frizzen: {command} {reason}; frizzen --help lists the commands", file=sys.stderr)
     return 2
-
-
-def _plan(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="frizzen plan", description="Load a model and show its plan.")
-    parser.add_argument("model", metavar="MODEL", help="a catalogue name, a directory, a file, or a hub id")
-    parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
-    parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
-    parser.add_argument("--json", action="store_true", help="print the plan as JSON on standard output")
-    options = parser.parse_args(arguments)
-    from frizzen.config import EngineConfig
-    from frizzen.errors import FrizzenError
-    from frizzen.worker.launch import load
-
-    try:
-        loaded = load(EngineConfig(model=options.model, dtype=options.dtype, device=options.device))
-    except FrizzenError as error:
-        print(f"frizzen: {error}", file=sys.stderr)
-        return 1
-    if options.json:
-        print(json.dumps(loaded.plan_json(), indent=2))
-    return 0
 
 
 if __name__ == "__main__":

@@ -15,7 +15,9 @@ __all__ = ["EngineConfig"]
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
-DRAFTERS = (None, "ngram", "suffix")
+DRAFTERS = (None, "ngram", "suffix", "draft_model", "mtp", "eagle3", "dspark")
+DRAFT_SAMPLE_METHODS = ("greedy", "probabilistic")
+REJECTION_SAMPLE_METHODS = ("standard", "block")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 BLOCK_SIZES = (8, 16, 32, 64, 128)
 
@@ -52,8 +54,10 @@ class EngineConfig:
     """Tokens per KV block."""
     enable_prefix_caching: bool = True
     """Reuse the KV blocks of equal prompt prefixes."""
-    overlap: bool = False
-    """Plan the next step while one runs."""
+    overlap: bool | None = None
+    """Plan the next step while one runs; ``None`` is where the device computes on its own (CUDA)."""
+    enforce_eager: bool = False
+    """Launch every kernel of every step, on CUDA too: no graphs, no warm-up of every shape."""
     max_logprobs: int = 20
     """Most alternatives per token that a request may ask for."""
     seed: int = 0
@@ -61,17 +65,32 @@ class EngineConfig:
     num_threads: int | None = None
     """Threads of the torch operators on a CPU; ``None`` is the CPUs that this process may use."""
     drafter: str | None = None
-    """Who proposes tokens ahead: ``ngram`` or ``suffix``; ``None`` is nobody."""
+    """Who proposes tokens ahead: ``ngram`` or ``suffix``, which need no model, or ``draft_model``, ``mtp``,
+    ``eagle3`` or ``dspark``; ``None`` is nobody."""
+    drafter_model: str | None = None
+    """Where the drafter's weights are; ``None`` is the checkpoint of the model itself."""
+    num_speculative_tokens: int | None = None
+    """Most drafts of a row in a step; ``None`` is what the drafter was made for."""
+    draft_sample_method: str = "greedy"
+    """How a model drafts: its likeliest token, or ``probabilistic``, a draw at the row's temperature."""
+    rejection_sample_method: str = "standard"
+    """How drafts are accepted: ``standard`` judges one after the other, ``block`` all of a row together."""
     speculation: str | int = "off"
     """Drafts of requests that do not say: ``off``, ``auto`` (as many as pay off), or a number per step."""
     speculative_config: str | None = None
     """The same in vLLM's JSON, in place of ``drafter`` and a number."""
     spec_synthetic_acceptance: float | None = None
     """Force this many tokens per row and step, for studies of speed; the text means nothing."""
+    speculation_cache: str | None = None
+    """Directory in which measured step times are kept for the next start, or ``off``; ``None`` is the user's
+    cache."""
     max_drafts: int = 0
-    """Most drafts of a row in a step; the engine derives it from the fields above."""
+    """Most drafts of a row in a step; the engine derives it from the fields above. A worker with a drafter of
+    its own may report another number, if ``num_speculative_tokens`` says nothing."""
     strict: bool = False
     """Refuse to start with a kernel that is not the best one whose absence can be repaired."""
+    self_test: bool = False
+    """Compare every kernel with the reference on the model's shapes first; one that differs is not used."""
 
     def __post_init__(self) -> None:
         for name in ("model", "served_model_name", "tokenizer"):
@@ -82,20 +101,28 @@ class EngineConfig:
         for name in ("max_model_len", "max_num_batched_tokens", "kv_cache_memory", "num_threads"):
             if getattr(self, name) is not None:
                 _check_integer(name, getattr(self, name), 1)
-        _check_choice("drafter", self.drafter, DRAFTERS)
-        _check_text("speculative_config", self.speculative_config, optional=True)
-        if self.speculation not in ("off", "auto"):
-            _check_integer("speculation", self.speculation, 1)
-        _check_acceptance(self.spec_synthetic_acceptance)
-        _check_integer("max_drafts", self.max_drafts, 0)
+        self._check_speculation()
         _check_integer("max_num_seqs", self.max_num_seqs, 1)
         _check_integer("max_logprobs", self.max_logprobs, 0)
         _check_integer("seed", self.seed, 0, 2**64 - 1)
         _check_integer("block_size", self.block_size, 1)
         _check_choice("block_size", self.block_size, BLOCK_SIZES)
-        for name in ("enable_prefix_caching", "overlap", "strict"):
-            if not isinstance(getattr(self, name), bool):
+        for name in ("enable_prefix_caching", "overlap", "enforce_eager", "strict", "self_test"):
+            if not isinstance(getattr(self, name), bool) and (name, getattr(self, name)) != ("overlap", None):
                 raise ConfigError(f"{name} must be true or false, got {getattr(self, name)!r}")
+
+    def _check_speculation(self) -> None:
+        _check_choice("drafter", self.drafter, DRAFTERS)
+        for name in ("drafter_model", "speculative_config", "speculation_cache"):
+            _check_text(name, getattr(self, name), optional=True)
+        if self.num_speculative_tokens is not None:
+            _check_integer("num_speculative_tokens", self.num_speculative_tokens, 1)
+        _check_choice("draft_sample_method", self.draft_sample_method, DRAFT_SAMPLE_METHODS)
+        _check_choice("rejection_sample_method", self.rejection_sample_method, REJECTION_SAMPLE_METHODS)
+        if self.speculation not in ("off", "auto"):
+            _check_integer("speculation", self.speculation, 1)
+        _check_acceptance(self.spec_synthetic_acceptance)
+        _check_integer("max_drafts", self.max_drafts, 0)
 
     @classmethod
     def from_json(cls, text: str) -> EngineConfig:

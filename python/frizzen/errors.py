@@ -11,6 +11,7 @@ __all__ = [
     "CheckpointError",
     "ConfigError",
     "CorruptFileError",
+    "DoesNotFitError",
     "FrizzenError",
     "LoadError",
     "PlanError",
@@ -26,6 +27,10 @@ class FrizzenError(Exception):
 
 class ConfigError(FrizzenError, ValueError):
     """A configuration value that cannot be served."""
+
+
+class DoesNotFitError(ConfigError):
+    """A model that needs more memory than there is; the text has the ledger and what would fit."""
 
 
 class RequestError(FrizzenError, ValueError):

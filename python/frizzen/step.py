@@ -37,3 +37,6 @@ class StepContext:
     """Longest row of the step, in tokens."""
     max_context: int
     """Longest context of the step, its own tokens included."""
+    valid: torch.Tensor | None = None
+    """``[1]`` int32, how many of the tokens are real; those after them are padding, and no expert is to see
+    them. ``None``: all are."""

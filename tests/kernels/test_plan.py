@@ -188,3 +188,13 @@ def test_auto_dtype_follows_the_instructions_that_the_machine_has(
     found, reason = default_dtype(machine)
     assert found == dtype
     assert why in reason
+
+
+def test_layers_with_the_same_kernels_are_of_one_kind() -> None:
+    builder = PlanBuilder(default_registry(), detect_machine("cpu"))
+    for layer in range(6):
+        builder.resolve(NORM_RMS, torch.float32, site="norm", layer=layer, size=64 if layer % 3 else 32)
+        builder.resolve(NORM_RMS, torch.float32, site="other", layer=layer, size=64)
+    builder.resolve(NORM_RMS, torch.float32, site="final", size=64)
+    assert builder.distinct_layers(1) == (0, 1)
+    assert builder.distinct_layers(2) == (0, 1, 2, 3)

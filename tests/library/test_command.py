@@ -10,6 +10,7 @@ from types import ModuleType
 import pytest
 
 from frizzen.__main__ import main
+from frizzen.plan_report import report
 from tests.conftest import CheckpointMaker
 
 
@@ -43,18 +44,74 @@ def test_serve_passes_its_arguments_on_and_its_exit_code_back(monkeypatch: pytes
     assert seen == [["smollm2-135m", "--port", "1"]]
 
 
-def test_plan_prints_the_table_and_on_request_json(
-    tiny_checkpoint: CheckpointMaker, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("dry_run", [[], ["--dry-run"]])
+def test_plan_prints_a_report_and_on_request_json(
+    dry_run: list[str], tiny_checkpoint: CheckpointMaker, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = str(tiny_checkpoint("llama"))
-    assert main(["plan", path, "--dtype", "float32", "--device", "cpu"]) == 0
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert "attention.paged" in printed.err
-    assert main(["plan", path, "--device", "cpu", "--json"]) == 0
+    line = ["plan", str(tiny_checkpoint("llama")), "--dtype", "float32", "--device", "cpu", *dry_run]
+    assert main(line) == 0
+    printed = capsys.readouterr().out
+    for text in (
+        "attention.paged",
+        "slower ones:",
+        "kv_cache",
+        "It fits. A request may have up to 256 tokens",
+    ):
+        assert text in printed
+    assert main([*line, "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
     assert {kernel["op"] for kernel in plan["kernels"]} >= {"linear", "attention.paged", "norm.rms"}
     assert plan["memory"]["kv_cache"] >= 2 * 16 * plan["memory"]["kv_per_token"]
+    measured = [owner["measured"] for owner in plan["memory"]["owners"] if owner["owner"] == "kv_cache"]
+    assert measured == [None if dry_run else plan["memory"]["kv_cache"]]
+
+
+def test_plan_shows_a_reason_and_what_to_do_about_it() -> None:
+    plan = {
+        "decisions": [{"name": "max_model_len", "value": "10", "reason": "so"}],
+        "kernels": [
+            {
+                "op": "linear",
+                "site": "qkv",
+                "layers": [[0, 3], [5, 5]],
+                "kernel": "torch",
+                "rejected": [
+                    {
+                        "kernel": "fast",
+                        "code": "missing_package",
+                        "message": "no fast",
+                        "fix": "get it",
+                        "faster": True,
+                    },
+                    {"kernel": "gpu", "code": "device", "message": "no gpu", "fix": None, "faster": True},
+                    {"kernel": "reference", "code": "outranked", "message": "", "fix": None, "faster": False},
+                ],
+            }
+        ],
+        "memory": {"owners": [], "free_before": 1, "device": "cpu", "kv_cache": 40, "kv_per_token": 2},
+    }
+    lines = report("title", plan).splitlines()
+    assert "  linear     qkv    0-3,5   torch" in lines
+    at = lines.index("      not fast: missing_package: no fast")
+    assert lines[at + 1 : at + 3] == ["          to have it: get it", "      slower ones: reference"]
+    assert not any("gpu" in line for line in lines)
+    assert lines[-1].endswith("the KV cache holds 20 tokens, 2.0 such requests at a time.")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--gpu-capability", "sm_90"], "give gpu_memory too"),
+        (["--gpu-memory", "many"], "'many' is not a number of bytes"),
+        (["--gpu-memory", "80GB", "--device", "cpu"], "neither device cpu nor self_test"),
+        (["--dry-run", "--dtype", "int8"], "dtype must be one of"),
+    ],
+)
+def test_plan_refuses_what_it_cannot_show(
+    arguments: list[str], problem: str, tiny_checkpoint: CheckpointMaker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", str(tiny_checkpoint("llama")), *arguments]) == 1
+    assert problem in capsys.readouterr().err
 
 
 def test_plan_of_an_unknown_model_is_an_error_and_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:

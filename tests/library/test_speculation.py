@@ -11,8 +11,9 @@ from frizzen import LLM, ConfigError, RequestError, RequestOutput, SamplingParam
 from tests.conftest import CheckpointMaker, needs_smollm2
 
 SMALL = {"dtype": "float32", "device": "cpu", "kv_cache_memory": 2**26, "num_threads": 1}
+NO_CACHE = {"speculation_cache": "off"}
 SPECULATIONS: list[dict[str, Any]] = [
-    {"drafter": drafter, "speculation": speculation}
+    {"drafter": drafter, "speculation": speculation, **NO_CACHE}
     for drafter in ("ngram", "suffix")
     for speculation in (1, 3, 16, "auto")
 ]
@@ -76,7 +77,7 @@ def test_recorded_greedy_tokens_come_with_drafts_too(
 def test_a_request_that_speaks_of_speculation_is_told_what_came_of_it(
     tiny_checkpoint: CheckpointMaker,
 ) -> None:
-    with LLM(str(tiny_checkpoint("llama")), **SMALL, drafter="ngram") as llm:
+    with LLM(str(tiny_checkpoint("llama")), **SMALL, **NO_CACHE, drafter="ngram") as llm:
         wish = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True, speculation={"max_tokens": 4})
         (output,) = llm.generate([[40, 41] * 10], wish)
         usage = output.speculation
@@ -87,7 +88,7 @@ def test_a_request_that_speaks_of_speculation_is_told_what_came_of_it(
 
 
 def test_forced_acceptance_gives_its_tokens_per_step(tiny_checkpoint: CheckpointMaker) -> None:
-    options = {"drafter": "ngram", "speculation": 4, "spec_synthetic_acceptance": 3.0}
+    options = {"drafter": "ngram", "speculation": 4, "spec_synthetic_acceptance": 3.0, **NO_CACHE}
     with LLM(str(tiny_checkpoint("llama")), **SMALL, **options) as llm:
         wish = SamplingParams(temperature=0, max_tokens=31, ignore_eos=True, speculation={"max_tokens": 4})
         (output,) = llm.generate([[40]], wish)
@@ -101,8 +102,8 @@ def test_what_cannot_be_is_refused(tiny_checkpoint: CheckpointMaker) -> None:
     path = str(tiny_checkpoint("llama"))
     for options, message in (
         ({"speculation": "auto"}, "speculation needs a drafter"),
-        ({"speculative_config": '{"method": "eagle3", "num_speculative_tokens": 2}'}, "ngram and suffix are"),
-        ({"drafter": "eagle3"}, "drafter must be one of"),
+        ({"speculative_config": '{"method": "eagle3", "num_speculative_tokens": 2}'}, "eagle3=PATH, or drafter suffix"),
+        ({"drafter": "medusa"}, "drafter must be one of"),
     ):
         with pytest.raises(ConfigError, match=message):
             LLM(path, **SMALL, **options)

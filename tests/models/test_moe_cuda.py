@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -11,18 +10,19 @@ import torch
 from tests.conftest import COMMON
 from tests.models.driver import Driver, Stream, load
 from tests.models.moe_families import MOE_FAMILIES
-from tests.models.test_parity import prompts
+from tests.models.prompts import prompts
 
 pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture
 def config(tmp_path: Path, family: str) -> Path:
+    transformers = pytest.importorskip("transformers")
     prefix, own = MOE_FAMILIES[family]
-    values = {"architectures": [f"{prefix}ForCausalLM"], "rms_norm_eps": 1e-6, **COMMON, **own}
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(values), encoding="utf-8")
-    return path
+    values = {"architectures": [f"{prefix}ForCausalLM"], **COMMON, **own}
+    # By transformers' class, which knows the defaults that published configurations spell out.
+    getattr(transformers, f"{prefix}Config")(**values).save_pretrained(tmp_path)
+    return tmp_path / "config.json"
 
 
 @pytest.mark.parametrize("family", MOE_FAMILIES)

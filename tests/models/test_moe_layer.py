@@ -11,14 +11,15 @@ import torch
 
 from frizzen.kernels.facts import detect_machine
 from frizzen.kernels.plan import PlanBuilder, default_registry
-from frizzen.layers.build import BuildContext
+from frizzen.layers.build import BuildContext, NormPlace
 from frizzen.layers.moe import Dispatched, ExpertLoad, MoeLayer
 from frizzen.loading.checkpoint import Weights
 from frizzen.loading.hf_config import HfConfig
 from frizzen.loading.safetensors import SafetensorsCheckpoint
 from frizzen.models.families import family_of_hf
 from tests.models.driver import BLOCK_SIZE, Driver, Stream, load
-from tests.models.test_parity import oracle, prompts
+from tests.models.prompts import prompts
+from tests.models.test_parity import oracle
 
 CPU = torch.device("cpu")
 
@@ -97,7 +98,8 @@ def moe_layer(path: Path, exchange: Scattered | None, **changes: Any) -> MoeLaye
     context = BuildContext(weights, plan, torch.float32, CPU, BLOCK_SIZE).at_layer(2)
     load_counter = ExpertLoad(frozenset({2}), moe.num_experts, CPU)
     with torch.inference_mode():
-        layer = MoeLayer(context, replace(moe, **changes), load_counter, exchange)
+        norm = NormPlace("mlp_norm", config.rms_eps)
+        layer = MoeLayer(context, replace(moe, **changes), norm, load_counter, exchange)
     checkpoint.close()
     return layer
 
@@ -107,8 +109,8 @@ def test_an_exchange_may_reorder_tokens_and_add_strangers(tiny_checkpoint: Any, 
     path = tiny_checkpoint(family)
     x = torch.randn(9, 64, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
-        here = moe_layer(path, None).forward(x)
-        there = moe_layer(path, Scattered()).forward(x)
+        here, _ = moe_layer(path, None).forward(x, torch.zeros_like(x), None)
+        there, _ = moe_layer(path, Scattered()).forward(x, torch.zeros_like(x), None)
     torch.testing.assert_close(there, here, atol=1e-6, rtol=1e-5)
 
 
@@ -118,6 +120,6 @@ def test_the_scaling_factor_is_applied_once_and_not_to_shared_experts(tiny_check
     with torch.inference_mode():
         single, double = (moe_layer(path, None, scaling=scaling) for scaling in (1.0, 2.0))
         assert single.shared is not None
-        shared = single.shared.forward(x)
-        routed = single.forward(x) - shared
-        torch.testing.assert_close(double.forward(x), 2 * routed + shared, atol=1e-5, rtol=1e-5)
+        shared = single.shared.forward(single.route(x, torch.zeros_like(x), None)[0])
+        once, twice = (layer.forward(x, torch.zeros_like(x), None)[0] for layer in (single, double))
+        torch.testing.assert_close(twice, 2 * (once - shared) + shared, atol=1e-5, rtol=1e-5)

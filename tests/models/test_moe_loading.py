@@ -16,7 +16,8 @@ from frizzen.errors import CheckpointError, UnsupportedModelError
 from frizzen.quantize import mxfp4
 from tests.models.driver import Driver, Stream, load
 from tests.models.moe_families import MOE_FAMILIES
-from tests.models.test_parity import check_equal, oracle, prompts
+from tests.models.prompts import prompts
+from tests.models.test_parity import check_equal, oracle
 
 Tensors = dict[str, torch.Tensor]
 

@@ -10,7 +10,8 @@ import torch
 from frizzen.kernels.plan import default_registry
 from tests.models.driver import Driver, Stream, load
 from tests.models.moe_families import MOE_FAMILIES
-from tests.models.test_parity import check_equal, oracle, oracle_logits, prompts
+from tests.models.prompts import prompts
+from tests.models.test_parity import check_equal, oracle, oracle_logits
 
 YARN = {
     "rope_type": "yarn",

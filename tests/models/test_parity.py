@@ -13,6 +13,7 @@ import torch
 from frizzen.kernels.plan import default_registry
 from tests.models.driver import Driver, Stream, load
 from tests.models.gguf_files import round_like, write_gguf
+from tests.models.prompts import prompts
 
 transformers = pytest.importorskip("transformers")
 
@@ -38,18 +39,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3": ("qwen3", {}),
 }
-PROMPT_LENGTHS = (1, 17, 90)
 
 
 def oracle(path: Path, dtype: torch.dtype = torch.float32) -> Any:
     return transformers.AutoModelForCausalLM.from_pretrained(
         path, dtype=dtype, attn_implementation="eager"
     ).eval()
-
-
-def prompts() -> list[list[int]]:
-    generator = torch.Generator().manual_seed(3)
-    return [torch.randint(0, 320, (length,), generator=generator).tolist() for length in PROMPT_LENGTHS]
 
 
 @torch.inference_mode()

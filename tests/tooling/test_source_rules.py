@@ -14,6 +14,7 @@ from tools import source_rules
         ("only_py_attaches", "rust/server/src/lib.rs", "py.detach(|| wait())"),
         ("only_py_depends_on_pyo3", "rust/engine/Cargo.toml", "pyo3.workspace = true"),
         ("one_stream_owner", "python/frizzen/worker/worker.py", "torch.cuda.set_stream(side)"),
+        ("one_stream_owner", "python/frizzen/layers/moe.py", "with torch.cuda.stream(side):"),
         ("kernel_packages_behind_adapters", "python/frizzen/layers/moe.py", "import deep_gemm"),
         ("kernel_packages_behind_adapters", "python/frizzen/layers/moe.py", "    from flashinfer import x"),
         ("no_skip_outside_the_quarantine", "rust/sched/src/lib.rs", '#[ignore = "flaky"]'),

@@ -7,6 +7,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -14,6 +15,8 @@ import torch
 
 from frizzen.step import StepContext
 from frizzen.worker.arena import Rule, Sections, _views
+from frizzen.worker.graphs import Capture, GraphRunner
+from frizzen.worker.lattice import Lattice
 from frizzen.worker.worker import Worker
 from tests.worker.arena_layout import Layout, layout
 from tests.worker.reference import Params
@@ -59,9 +62,14 @@ class FakeModel:
         starts = step.query_start.tolist()
         for row in range(step.num_rows):
             first, last = starts[row], starts[row + 1]
-            assert (last - first == 1) == (row < step.num_single)
+            assert last - first == 1 or row >= step.num_single
             assert last - first <= step.max_query
             length = int(step.seq_lens[row])
+            if length == 0:
+                assert not step.slots[first:last].any(), "padding must go to the null block"
+                assert step.valid is not None
+                assert first >= int(step.valid), "padding must be known as such"
+                continue
             assert length <= step.max_context
             blocks = step.block_table[row].tolist()
             past = [block for block in blocks[-(-length // BLOCK_SIZE) :] if block]
@@ -232,7 +240,7 @@ class Driver:
         fill_columns(arena, ("sample_tokens", "sample_rows", "uniforms"), samples)
         fill_columns(arena, ("prompt_tokens", "prompt_rows", "prompt_targets"), scored)
         lengths = [end - start for start, end in pairwise(starts)]
-        header = [2, self.steps, len(order), lengths.count(1), len(tokens), len(samples)]
+        header = [3, self.steps, len(order), lengths.count(1), len(tokens), len(samples)]
         header += [len(scored), len(changes), len(admitted), max(lengths), max(ends), len(masks)]
         fill(arena.header, header)
         self._run(index, masks)
@@ -341,8 +349,22 @@ def fill_columns(arena: Sections, names: Sequence[str], rows: Sequence[Sequence[
         fill(getattr(arena, name), column)
 
 
-def fake_driver(*, acceptance: float | None = None, **changes: Any) -> tuple[Driver, FakeModel]:
-    """A driver of a worker with the fake model; ``acceptance`` is forced on its drafts."""
+def fake_driver(
+    *, acceptance: float | None = None, capture: Capture | None = None, **changes: Any
+) -> tuple[Driver, FakeModel]:
+    """A driver of a worker with the fake model; ``acceptance`` is forced on its drafts.
+
+    With ``capture``, steps run as graphs that it makes.
+    """
     info = worker_info(**changes)
     model = FakeModel(info["num_blocks"], info["device"], drafts=info["max_drafts"] > 0)
-    return Driver(Worker(model, info, torch.device(info["device"]), acceptance)), model
+    graphs = None
+    if capture is not None:
+        lattice = Lattice.of(
+            max_rows=info["max_num_seqs"],
+            max_drafts=info["max_drafts"],
+            max_context=info["max_model_len"],
+            max_tokens=info["max_num_batched_tokens"],
+        )
+        graphs = partial(GraphRunner, model.forward, lattice, capture=capture, clock=lambda: 0.0)
+    return Driver(Worker(model, info, torch.device(info["device"]), acceptance, graphs)), model

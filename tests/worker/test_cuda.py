@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
 
 from frizzen.step import StepContext
 from frizzen.worker.worker import Worker
-from tests.conftest import CheckpointMaker
+from tests.conftest import COMMON, CheckpointMaker
+from tests.models.moe_families import MOE_FAMILIES
 from tests.worker.driver import VOCAB, Driver, Request, fake_driver, worker_info
 from tests.worker.reference import Params
 from tests.worker.test_launch import PROMPTS, build
@@ -98,3 +101,58 @@ def test_a_real_model_gives_the_same_tokens_as_on_a_cpu(tiny_checkpoint: Checkpo
         driver.run(batch, 20)
         outputs.append([request.outputs for request in batch])
     assert outputs[0] == outputs[1]
+
+
+def moe_config(tmp_path: Path) -> Path:
+    prefix, own = MOE_FAMILIES["qwen3_moe"]
+    values = {"architectures": [f"{prefix}ForCausalLM"], "rms_norm_eps": 1e-6, **COMMON, **own}
+    (tmp_path / "config.json").write_text(json.dumps(values), encoding="utf-8")
+    return tmp_path
+
+
+def moe_worker(path: Path, **options: object) -> Worker:
+    return build(path, device="cuda", load_format="dummy", max_num_seqs=8, max_model_len=200, **options)
+
+
+def test_graphs_give_the_tokens_of_launches_and_nothing_is_compiled_late(tmp_path: Path) -> None:
+    path = moe_config(tmp_path)
+    outputs, loads = [], []
+    for options in ({"enforce_eager": True}, {}):
+        worker = moe_worker(path, **options)
+        driver = Driver(worker)
+        batch = [Request([(5 * i + place) % 320 for i in range(3 + 9 * place)]) for place in range(5)]
+        driver.run(batch, 24)
+        outputs.append([request.outputs for request in batch])
+        load = worker._model.expert_load  # type: ignore[attr-defined]
+        loads.append(load.read())
+    assert outputs[0] == outputs[1]
+    assert torch.equal(loads[0], loads[1]), "padding counts as load"
+    counters = json.loads(worker.control("counters", ""))
+    assert counters["graph_steps"] >= 22
+    assert counters["late_compiles"] == {}
+
+
+def test_replays_do_not_wait_for_the_device(tmp_path: Path) -> None:
+    driver = Driver(moe_worker(moe_config(tmp_path)))
+    batch = [Request([7, 8, 9 + place]) for place in range(5)]
+    driver.run(batch, 3)
+    with waiting_is_an_error():
+        driver.submit(dict.fromkeys(batch, 1))
+        driver.submit(dict.fromkeys(batch, 1))
+    driver.collect()
+    driver.collect()
+    assert driver.worker._graphs is not None
+    assert driver.worker._graphs.failure is None
+    assert driver.worker._graphs.graph_steps >= 3
+
+
+def test_every_graph_can_be_captured_while_idle(tmp_path: Path) -> None:
+    worker = moe_worker(moe_config(tmp_path), max_drafts=3)
+    driver = Driver(worker)
+    while worker.idle():
+        pass
+    state = json.loads(worker.control("graphs", ""))
+    assert (state["failure"], state["missing"]) == (None, 0)
+    batch = [Request([7, 8, 9 + place]) for place in range(5)]
+    driver.run(batch, 6)
+    assert json.loads(worker.control("counters", ""))["graph_steps"] >= 5

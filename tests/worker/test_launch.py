@@ -159,3 +159,11 @@ def test_the_number_of_threads_is_the_configured_one(tiny_checkpoint: Checkpoint
         assert torch.get_num_threads() == 1
     finally:
         torch.set_num_threads(before)
+
+
+def test_warming_up_counts_as_nobodys_tokens(tiny_checkpoint: CheckpointMaker) -> None:
+    worker = build(tiny_checkpoint("qwen3_moe"))
+    load = worker._model.expert_load  # type: ignore[attr-defined]
+    assert not load.read().any()
+    Driver(worker).run([Request(list(PROMPTS[0]))], 1)
+    assert (load.read().sum(1) == 2 * len(PROMPTS[0])).all(), "two experts per token"

@@ -190,8 +190,8 @@ def test_a_context_may_fill_the_model_to_its_last_token() -> None:
 
 def test_an_arena_of_another_engine_version_is_refused() -> None:
     driver, _ = fake_driver()
-    driver.arenas[0].header[0] = 3
-    with pytest.raises(ValueError, match="layout version is 3, this worker reads 2"):
+    driver.arenas[0].header[0] = 2
+    with pytest.raises(ValueError, match="layout version is 2, this worker reads 3"):
         driver.worker.submit(0)
 
 

@@ -59,6 +59,10 @@ class _PackedTiedHead:
     def __init__(self, dtype: torch.dtype) -> None:
         self._head = _PackedHead(dtype)
 
+    def extra_bytes(self, weight: Tensor) -> int:
+        """The packed copy."""
+        return weight.numel() * weight.element_size()
+
     def prepare(self, weight: Tensor) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
         return embedding(weight), self._head.prepare(weight, None)
 

@@ -89,7 +89,11 @@ class RopeKernel(Protocol):
 
 
 class StepKernel(Protocol):
-    """What every attention kernel is to the model as a whole."""
+    """What every attention kernel is to the model as a whole.
+
+    One that has an attribute ``capturable``, which is true, takes no step's lengths to the host: it looks at
+    the sizes of a step alone, and at bounds of its longest query and context.
+    """
 
     def bytes_per_token(self) -> int:
         """Cache bytes per token of one layer."""

@@ -12,8 +12,8 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar, cast
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import torch
 
@@ -25,6 +25,7 @@ __all__ = [
     "Choice",
     "Decision",
     "Op",
+    "Place",
     "Plan",
     "PlanBuilder",
     "Reason",
@@ -57,6 +58,11 @@ class Reason:
     """One sentence with the value that failed and the value wanted."""
     fix: str | None = None
     """What the user can do about it, if anything."""
+
+    @classmethod
+    def of(cls, code: str, error: BaseException) -> Reason:
+        """The reason that an exception is."""
+        return cls(code, f"{type(error).__name__}: {error}".splitlines()[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +250,17 @@ def default_registry() -> Registry:
 Check = Callable[[Op[Any], Candidate, Facts, Any], Reason | None]
 """Compares a kernel with the reference; a Reason (code ``disagrees``) takes the candidate out of service."""
 
+Wrap = Callable[["Place", Any], Any]
+"""What the layers get in place of a kernel: ``frizzen.kernels.stand_ins`` has two."""
+
+
+class Place(NamedTuple):
+    """A candidate in the service of equal layers."""
+
+    op: str
+    facts: Facts
+    candidate: str
+
 
 @dataclass(slots=True)
 class PlanBuilder:
@@ -253,11 +270,25 @@ class PlanBuilder:
     machine: Machine
     check: Check | None = None
     """Run on every kernel before it is accepted (``--self-test``)."""
+    wrap: Wrap | None = None
+    described: bool = False
+    """The machine is not this one: a kernel that cannot be built here is taken at its ``requires``' word."""
     _decisions: list[Decision] = field(default_factory=list)
     _choices: list[Choice] = field(default_factory=list)
+    _kernels: dict[int, list[tuple[str, str, int]]] = field(default_factory=dict)
     _resolved: dict[tuple[str, Facts], tuple[Any, Candidate, tuple[Rejection, ...]]] = field(
         default_factory=dict
     )
+    _quarantined: dict[Place, Reason] = field(default_factory=dict)
+
+    def again(self, wrap: Wrap | None) -> PlanBuilder:
+        """A builder for the same model once more: what was resolved stays, what was written down does not."""
+        return replace(self, wrap=wrap, _decisions=list(self._decisions), _choices=[], _kernels={})
+
+    def quarantine(self, place: Place, reason: Reason) -> None:
+        """Takes a candidate out of service where it failed; what follows resolves without it."""
+        self._quarantined[place] = reason
+        self._resolved.pop((place.op, place.facts), None)
 
     def decide(self, name: str, value: str, reason: str) -> None:
         """Records a decision that is not a kernel."""
@@ -279,7 +310,18 @@ class PlanBuilder:
             self._resolved[key] = self._walk(op, facts)
         kernel, winner, rejected = self._resolved[key]
         self._choices.append(Choice(op.name, site, layer, winner.name, winner.rank, rejected))
+        if layer is not None:
+            self._kernels.setdefault(layer, []).append((op.name, site, id(kernel)))
+        if self.wrap is not None:
+            kernel = self.wrap(Place(op.name, facts, winner.name), kernel)
         return cast("K", kernel)
+
+    def distinct_layers(self, of_each: int) -> tuple[int, ...]:
+        """The first ``of_each`` layers of every kind: those of one kind have the same kernels everywhere."""
+        kinds: dict[frozenset[tuple[str, str, int]], list[int]] = {}
+        for layer, kernels in sorted(self._kernels.items()):
+            kinds.setdefault(frozenset(kernels), []).append(layer)
+        return tuple(sorted(layer for layers in kinds.values() for layer in layers[:of_each]))
 
     def plan(self) -> Plan:
         """What was decided so far."""
@@ -290,7 +332,8 @@ class PlanBuilder:
         won: tuple[Any, Candidate] | None = None
         for candidate in self.registry.candidates(op.name):
             if won is not None:
-                reason = Reason("outranked", f"rank {candidate.rank} is below {won[1].rank} of {won[1].name}")
+                below = f"rank {candidate.rank} is below {won[1].rank} of {won[1].name}"
+                reason = candidate.requires(facts) or Reason("outranked", below)
             else:
                 kernel, failure = self._try(op, candidate, facts)
                 if failure is None:
@@ -304,7 +347,7 @@ class PlanBuilder:
         return (*won, tuple(rejected))
 
     def _try(self, op: Op[Any], candidate: Candidate, facts: Facts) -> tuple[Any, Reason | None]:
-        reason = candidate.requires(facts)
+        reason = self._quarantined.get(Place(op.name, facts, candidate.name)) or candidate.requires(facts)
         if reason is not None:
             return None, reason
         try:
@@ -312,5 +355,7 @@ class PlanBuilder:
         # An outside package fails in ways of its own; whichever it was, the next candidate serves and the
         # plan says why.
         except Exception as error:  # noqa: BLE001
-            return None, Reason("build_failed", f"{type(error).__name__}: {error}".splitlines()[0])
+            if self.described:
+                return self.registry.candidates(op.name)[-1].build(facts), None
+            return None, Reason.of("build_failed", error)
         return kernel, self.check(op, candidate, facts, kernel) if self.check else None

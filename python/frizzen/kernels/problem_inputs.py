@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from math import prod
 from typing import Any
 
 import torch
@@ -14,6 +15,9 @@ from frizzen.kernels.facts import Facts
 from frizzen.step import StepContext
 
 __all__ = ["Inputs", "Run", "paged_step"]
+
+_LARGE = 1 << 24
+"""Elements from which on a GPU draws for itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +31,13 @@ class Inputs:
 
     def normal(self, *shape: int, scale: float = 1.0) -> Tensor:
         """Normal values of a dtype's precision."""
-        drawn = torch.randn(shape, generator=self.generator) * scale
+        if self.device.type == "cuda" and prod(shape) > _LARGE:
+            # A real model's experts take a CPU minutes to draw.
+            seed = int(torch.randint(2**62, (), generator=self.generator))
+            generator = torch.Generator(self.device).manual_seed(seed)
+            drawn = torch.randn(shape, generator=generator, device=self.device).mul_(scale)
+        else:
+            drawn = torch.randn(shape, generator=self.generator) * scale
         return drawn.to(self.rounded_to).to(self.dtype).to(self.device)
 
 

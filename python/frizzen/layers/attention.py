@@ -8,14 +8,14 @@ from typing import Any
 from torch import Tensor
 
 from frizzen.kernels.ops import ATTENTION_PAGED, ROPE
-from frizzen.layers.build import BuildContext, Norm
+from frizzen.layers.build import BuildContext, Norm, Normed, NormPlace
 from frizzen.models.config import DecoderConfig
 
 __all__ = ["Attention"]
 
 
 class Attention:
-    """Projections in, rotation with cache write, attention, projection out.
+    """Norm, projections in, rotation with cache write, attention, projection out.
 
     Unusable until :meth:`allocate_kv` has bound a cache.
     """
@@ -23,7 +23,14 @@ class Attention:
     def __init__(self, context: BuildContext, config: DecoderConfig, window: int) -> None:
         plan, dtype, layer = context.plan, context.dtype, context.layer
         heads = {"heads": config.num_heads, "kv_heads": config.num_kv_heads, "head_dim": config.head_dim}
-        self._qkv = context.linear("qkv", "attention.q", "attention.k", "attention.v", bias=config.qkv_bias)
+        self._qkv = context.normed_linear(
+            NormPlace("input_norm", config.rms_eps, config.layer_norm),
+            "qkv",
+            "attention.q",
+            "attention.k",
+            "attention.v",
+            bias=config.qkv_bias,
+        )
         self._full_norms = _full_norms(context, config) if config.full_qk_norm else ()
         self._clip = config.clip_qkv
         self._q_norm = context.take("attention.q_norm") if config.qk_norm else None
@@ -62,21 +69,23 @@ class Attention:
         self._rope = self._rope_kernel.prepare(cache, self._q_norm, self._k_norm, self._eps)
         self._attend = self.kernel.prepare(cache, self._sinks)
 
-    def kernels(self) -> tuple[object, object, object, object] | None:
-        """Projection in, rotation, attention, projection out; None if the layer is more than these."""
-        if self._full_norms or self._clip:
+    def kernels(self) -> tuple[object, object, object, object, object] | None:
+        """Norm, projection in, rotation, attention, projection out; None if the layer is not just these."""
+        if self._full_norms or self._clip or not isinstance(self._qkv, Normed):
             return None
-        return self._qkv, self._rope, self._attend, self._out
+        return self._qkv.norm, self._qkv.linear, self._rope, self._attend, self._out
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, state: Any) -> Tensor:
-        """``x [T, H]`` -> ``[T, H]``; ``state`` is what the kernel made of the step."""
-        qkv = self._qkv(x)
+    def forward(
+        self, x: Tensor, residual: Tensor | None, cos: Tensor, sin: Tensor, slots: Tensor, state: Any
+    ) -> tuple[Tensor, Tensor]:
+        """See ``decoder.AttentionLayer``."""
+        qkv, residual = self._qkv(x, residual)
         for place, norm in self._full_norms:
             qkv[:, place] = norm(qkv[:, place], None)
         if self._clip:
             qkv.clamp_(-self._clip, self._clip)
         self._rope(qkv, cos, sin, slots)
-        return self._out(self._attend(qkv, state))
+        return self._out(self._attend(qkv, state)), residual
 
 
 def _full_norms(context: BuildContext, config: DecoderConfig) -> tuple[tuple[slice, Norm], ...]:

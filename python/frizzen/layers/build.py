@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -20,15 +21,42 @@ from frizzen.kernels.ops import (
 )
 from frizzen.kernels.plan import Op, PlanBuilder
 from frizzen.kernels.torch_ops import embedding
+from frizzen.parallel.streams import NO_STREAMS, Streams
 
 if TYPE_CHECKING:
     # The loader builds models out of layers: at run time, layers know nothing of it.
     from frizzen.loading.checkpoint import Weights
 
-__all__ = ["BuildContext", "Map", "Norm"]
+__all__ = ["BuildContext", "Map", "Norm", "NormPlace", "Normed", "NormedMap"]
 
 Map = Callable[[Tensor], Tensor]
 Norm = Callable[[Tensor, Tensor | None], Tensor]
+NormedMap = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]]
+"""``(x [T, H], residual [T, H] | None)`` to what follows of the norm of their sum, and to that sum: the
+residual itself, a fresh tensor, or ``x`` if there was no residual."""
+
+
+@dataclass(frozen=True, slots=True)
+class NormPlace:
+    """A norm that is yet to be built: by itself, or by the kernel that follows it on the way."""
+
+    name: str
+    """Of its place in the plan and of its weight."""
+    eps: float
+    centred: bool = False
+    """A layer norm, which has a bias."""
+
+
+@dataclass(frozen=True, slots=True)
+class Normed:
+    """A norm, then a product: two launches."""
+
+    norm: Norm
+    linear: Map
+
+    def __call__(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        """See :data:`NormedMap`."""
+        return self.linear(self.norm(x, residual)), x if residual is None else residual
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +68,8 @@ class BuildContext:
     dtype: torch.dtype
     device: torch.device
     block_size: int
+    streams: Streams = NO_STREAMS
+    """Of the device; where none are given, layers run everything in the current one."""
     layer: int | None = None
     prefix: str = ""
 
@@ -53,11 +83,23 @@ class BuildContext:
 
     def linear(self, site: str, *names: str, bias: bool) -> Map:
         """One product for all of ``names``: of their ``.weight`` and, with ``bias``, their ``.bias``."""
-        return self._linear(LINEAR, site, names, bias, 1)
+        kernel, constants = self._linear(LINEAR, site, names, bias, 1)
+        return kernel.prepare(*constants)
 
     def linear_silu_mul(self, site: str, gate: str, up: str, *, bias: bool) -> Map:
         """``silu(gate(x)) * up(x)``."""
-        return self._linear(LINEAR_SILU_MUL, site, (gate, up), bias, 2)
+        kernel, constants = self._linear(LINEAR_SILU_MUL, site, (gate, up), bias, 2)
+        return kernel.prepare(*constants)
+
+    def normed_linear(self, norm: NormPlace, site: str, *names: str, bias: bool) -> NormedMap:
+        """A norm and :meth:`linear`."""
+        return self._normed(norm, *self._linear(LINEAR, site, names, bias, 1))
+
+    def normed_linear_silu_mul(
+        self, norm: NormPlace, site: str, gate: str, up: str, *, bias: bool
+    ) -> NormedMap:
+        """A norm and :meth:`linear_silu_mul`."""
+        return self._normed(norm, *self._linear(LINEAR_SILU_MUL, site, (gate, up), bias, 2))
 
     def embedding_and_head(self, table: str, head: str | None, *, bias: bool = False) -> tuple[Map, Map]:
         """Ids to rows of ``table``, and hidden states to float32 logits by ``head``, if None by ``table``.
@@ -86,18 +128,37 @@ class BuildContext:
 
     def norm(self, site: str, name: str, eps: float, *, centred: bool = False) -> Norm:
         """An RMS norm; if ``centred``, a layer norm, whose bias is ``{name}.bias``."""
-        weight = self.take(name)
-        if centred:
-            layer_norm = self.plan.resolve(
-                NORM_LAYER, self.dtype, site=site, layer=self.layer, size=weight.shape[0]
-            )
-            return layer_norm.prepare(weight, self.take(f"{name}.bias"), eps)
-        kernel = self.plan.resolve(NORM_RMS, self.dtype, site=site, layer=self.layer, size=weight.shape[0])
-        return kernel.prepare(weight, eps)
+        return self.norm_before(NormPlace(name, eps, centred), None, site)[0]
+
+    def norm_before(
+        self, place: NormPlace, follower: Any, site: str | None = None
+    ) -> tuple[Norm, Callable[..., Any] | None]:
+        """A norm, and how ``follower``, the kernel after it, does both: a function of its constants, or None.
+
+        A kernel says by ``folds`` which kernel's norm its ``prepare_normed`` is equal to. So what the plan
+        names is what is computed, in one launch or in two.
+        """
+        weight, site = self.take(place.name), site or place.name
+        size = weight.shape[0]
+        if place.centred:
+            layer_norm = self.plan.resolve(NORM_LAYER, self.dtype, site=site, layer=self.layer, size=size)
+            return layer_norm.prepare(weight, self.take(f"{place.name}.bias"), place.eps), None
+        kernel = self.plan.resolve(NORM_RMS, self.dtype, site=site, layer=self.layer, size=size)
+        fold = None
+        if isinstance(kernel, getattr(follower, "folds", ())):
+            fold = partial(follower.prepare_normed, weight, place.eps)
+        return kernel.prepare(weight, place.eps), fold
+
+    def _normed(
+        self, place: NormPlace, kernel: LinearKernel, constants: tuple[Tensor, Tensor | None]
+    ) -> NormedMap:
+        norm, fold = self.norm_before(place, kernel)
+        return fold(*constants) if fold else Normed(norm, kernel.prepare(*constants))
 
     def _linear(
         self, op: Op[LinearKernel], site: str, names: tuple[str, ...], bias: bool, halves: int
-    ) -> Map:
+    ) -> tuple[LinearKernel, tuple[Tensor, Tensor | None]]:
+        """The kernel of a product, and its constants."""
         weight = self.take(*(f"{name}.weight" for name in names))
         kernel = self.plan.resolve(
             op,
@@ -108,4 +169,4 @@ class BuildContext:
             out_features=weight.shape[0] // halves,
             bias=bias,
         )
-        return kernel.prepare(weight, self.take(*(f"{name}.bias" for name in names)) if bias else None)
+        return kernel, (weight, self.take(*(f"{name}.bias" for name in names)) if bias else None)

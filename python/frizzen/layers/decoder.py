@@ -8,8 +8,8 @@ from torch import Tensor
 
 from frizzen.kernels.native import LayerKernels
 from frizzen.kernels.ops import StepKernel
-from frizzen.layers.build import BuildContext
 from frizzen.models.config import DecoderConfig
+from frizzen.step import StepContext
 
 __all__ = ["AttentionLayer", "DecoderLayer", "FeedForward"]
 
@@ -24,55 +24,56 @@ class AttentionLayer(Protocol):
     def allocate_kv(self, num_blocks: int) -> None:
         """Makes the cache in the kernel's layout; an earlier one is dropped."""
 
-    def kernels(self) -> tuple[object, object, object, object] | None:
-        """Projection in, rotation, attention, projection out; None if the layer is more than these."""
+    def kernels(self) -> tuple[object, object, object, object, object] | None:
+        """Norm, projection in, rotation, attention, projection out; None if the layer is not just these."""
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, state: Any) -> Tensor:
-        """``x [T, H]`` -> ``[T, H]``, a fresh tensor; ``state`` is what the kernel made of the step."""
+    def forward(
+        self, x: Tensor, residual: Tensor | None, cos: Tensor, sin: Tensor, slots: Tensor, state: Any
+    ) -> tuple[Tensor, Tensor]:
+        """``x [T, H]``, added to ``residual`` and normed, -> ``[T, H]``, a fresh tensor; and the residual.
+
+        The updated residual is the tensor that was given, a fresh one, or ``x`` if there was none. ``state``
+        is what the kernel made of the step.
+        """
 
 
 class FeedForward(Protocol):
     """The second half of a layer, dense or a mixture of experts."""
 
-    def kernels(self) -> tuple[object, object] | None:
-        """Gated product, product back; None if the layer is more than these."""
+    def kernels(self) -> tuple[object, object, object] | None:
+        """Norm, gated product, product back; None if the layer is not just these."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        """``[T, H]`` -> ``[T, H]``, a fresh tensor."""
+    def forward(self, x: Tensor, residual: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
+        """As the attention's; ``valid`` is the step's."""
 
 
 class DecoderLayer:
-    """Attention and feed-forward, each behind a norm that adds what came before to the residual stream."""
+    """Attention and feed-forward, each of which norms what came before, added to the residual stream.
 
-    def __init__(
-        self,
-        context: BuildContext,
-        config: DecoderConfig,
-        attention: AttentionLayer,
-        feed_forward: FeedForward,
-    ) -> None:
+    The norm belongs to the half that it opens, because the kernel that follows may do it on the way.
+    """
+
+    def __init__(self, config: DecoderConfig, attention: AttentionLayer, feed_forward: FeedForward) -> None:
         self.attention = attention
         self._feed_forward = feed_forward
         self._multiplier = config.residual_multiplier
-        self._input_norm, self._mlp_norm = (
-            context.norm(name, name, config.rms_eps, centred=config.layer_norm)
-            for name in ("input_norm", "mlp_norm")
-        )
 
     def kernels(self) -> LayerKernels | None:
         """All that the layer is, in order, if it is no more than kernels; bound by ``allocate_kv``."""
         attention, feed_forward = self.attention.kernels(), self._feed_forward.kernels()
         if attention is None or feed_forward is None or self._multiplier != 1:
             return None
-        return LayerKernels(self._input_norm, *attention, self._mlp_norm, *feed_forward)
+        return LayerKernels(*attention, *feed_forward)
 
     def forward(
-        self, x: Tensor | None, residual: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, state: Any
-    ) -> Tensor:
-        """Adds ``x [T, H]``, the layer before's output (None in the first), to ``residual`` in place."""
-        normed = self._input_norm(residual, None) if x is None else self._input_norm(x, residual)
-        attended = self.attention.forward(normed, cos, sin, slots, state)
+        self, x: Tensor, residual: Tensor | None, cos: Tensor, sin: Tensor, step: StepContext, state: Any
+    ) -> tuple[Tensor, Tensor]:
+        """``x [T, H]`` of the layer before, and the residual stream without it (None in the first layer).
+
+        Returns the same two of this layer.
+        """
+        attended, residual = self.attention.forward(x, residual, cos, sin, step.slots, state)
         if self._multiplier != 1:
             attended.mul_(self._multiplier)
-        x = self._feed_forward.forward(self._mlp_norm(attended, residual))
-        return x if self._multiplier == 1 else x.mul_(self._multiplier)
+        x, residual = self._feed_forward.forward(attended, residual, step.valid)
+        return (x if self._multiplier == 1 else x.mul_(self._multiplier)), residual

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from frizzen.kernels.mla_ops import ATTENTION_MLA, ROPE_MLA, LatentAttend, LatentRope
-from frizzen.layers.build import BuildContext, Map
+from frizzen.layers.build import BuildContext, Map, NormPlace
 from frizzen.models.config import DecoderConfig, MlaConfig
 
 __all__ = ["LatentAttention"]
@@ -18,7 +18,7 @@ _NORM_EPS = 1e-6
 
 
 class LatentAttention:
-    """Projections to latent vectors, norm and rotation with cache write, attention, projection out.
+    """Norm, projections to latent vectors, norm and rotation with cache write, attention, projection out.
 
     Unusable until :meth:`allocate_kv` has bound a cache.
     """
@@ -29,13 +29,18 @@ class LatentAttention:
         query_width = config.num_heads * (mla.nope_dim + mla.rope_dim)
         self._split = [mla.query_rank or query_width, latent_dim + mla.rope_dim]
         self._query: Map | None = None
+        before = NormPlace("input_norm", config.rms_eps, config.layer_norm)
         if mla.query_rank:
-            self._down = context.linear("latent", "attention.q_a", "attention.kv_a", bias=False)
+            self._down = context.normed_linear(
+                before, "latent", "attention.q_a", "attention.kv_a", bias=False
+            )
             norm = context.norm("q_norm", "attention.q_norm", _NORM_EPS)
             up = context.linear("q", "attention.q_b", bias=False)
             self._query = lambda x: up(norm(x, None))
         else:
-            self._down = context.linear("q_latent", "attention.q", "attention.kv_a", bias=False)
+            self._down = context.normed_linear(
+                before, "q_latent", "attention.q", "attention.kv_a", bias=False
+            )
         self._kv_norm = context.take("attention.kv_norm")
         self._expansion = context.take("attention.kv_b.weight")
         self.kernel = context.plan.resolve(
@@ -68,17 +73,20 @@ class LatentAttention:
         self._rope = self._rope_kernel.prepare(cache, self._kv_norm, _NORM_EPS)
         self._attend = self.kernel.prepare(cache, self._expansion)
 
-    def kernels(self) -> tuple[object, object, object, object] | None:
+    def kernels(self) -> tuple[object, object, object, object, object] | None:
         """None: nothing runs such a layer in one call."""
         return None
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, state: Any) -> Tensor:
-        """``x [T, H]`` -> ``[T, H]``; ``state`` is what the kernel made of the step."""
-        q, kv = torch.split(self._down(x), self._split, dim=1)
+    def forward(
+        self, x: Tensor, residual: Tensor | None, cos: Tensor, sin: Tensor, slots: Tensor, state: Any
+    ) -> tuple[Tensor, Tensor]:
+        """See ``decoder.AttentionLayer``."""
+        latents, residual = self._down(x, residual)
+        q, kv = torch.split(latents, self._split, dim=1)
         if self._query is not None:
             q = self._query(q)
         self._rope(q, kv, cos, sin, slots)
-        return self._out(self._attend(q, state))
+        return self._out(self._attend(q, state)), residual
 
 
 def _without_cache(*_: Any) -> Any:

@@ -5,6 +5,9 @@ The router applies the scaling factor, ``moe.experts`` the weights of a token's 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import torch
@@ -12,11 +15,17 @@ from torch import Tensor
 
 from frizzen.kernels.moe_ops import MOE_EXPERTS, MOE_ROUTE, Experts, Route
 from frizzen.kernels.sparsemixer import MOE_ROUTE_SPARSEMIXER
-from frizzen.layers.build import BuildContext
+from frizzen.layers.build import BuildContext, Norm, NormPlace
 from frizzen.layers.mlp import GatedMlp
 from frizzen.models.config import MoeConfig
+from frizzen.parallel.streams import SHARED_EXPERTS
 
 __all__ = ["Dispatched", "Exchange", "ExpertLoad", "LocalExchange", "MoeLayer", "SharedExperts"]
+
+FEW_TOKENS = 1024
+"""Up to so many tokens the shared experts run beside the routed ones. That saves 3 to 13 % of a layer's time
+in a graph on an H200 (``benches/results/gpu/shared_experts.json``); more tokens were not measured.
+"""
 
 
 class Dispatched(NamedTuple):
@@ -83,6 +92,11 @@ class ExpertLoad:
         self._ids.clear()
 
     @torch.inference_mode()
+    def reset(self) -> None:
+        """Begins anew."""
+        self._counts.zero_()
+
+    @torch.inference_mode()
     def read(self) -> Tensor:
         """``[layers, experts]`` int64 on the CPU; waits for the steps that were submitted before."""
         return self._counts[:, :-1].cpu()
@@ -101,13 +115,33 @@ class SharedExperts:
         return y if self._gate is None else y.mul_(torch.sigmoid(self._gate(x)))
 
 
+NormedRoute = Callable[[Tensor, Tensor | None, Tensor | None], tuple[Tensor, Tensor, Tensor]]
+"""``(x [T, H], residual [T, H] | None, valid)`` to the norm of their sum ``[T, H]``, weights and ids;
+``residual += x`` in place."""
+
+
+@dataclass(frozen=True, slots=True)
+class _NormedRouter:
+    """A norm, then a router: two launches."""
+
+    norm: Norm
+    route: Route
+
+    def __call__(
+        self, x: Tensor, residual: Tensor | None, valid: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        normed = self.norm(x, residual)
+        return (normed, *self.route(normed, valid))
+
+
 class MoeLayer:
-    """The feed-forward half of a layer whose network is a mixture of experts."""
+    """The feed-forward half of a layer whose network is a mixture of experts: norm, router, experts."""
 
     def __init__(
         self,
         context: BuildContext,
         config: MoeConfig,
+        norm: NormPlace,
         load: ExpertLoad,
         exchange: Exchange | None = None,
     ) -> None:
@@ -116,24 +150,34 @@ class MoeLayer:
         self._layer = context.layer
         self._load = load
         self._exchange = exchange or LocalExchange()
-        self._route = _router(context, config)
+        self.route = _router(context, config, norm)
         self._experts = _experts(context, config)
         self.shared = SharedExperts(context, gate=config.shared_gate) if config.shared_size else None
+        self._streams = context.streams
 
-    def kernels(self) -> tuple[object, object] | None:
+    def kernels(self) -> tuple[object, object, object] | None:
         """None: nothing runs such a layer in one call."""
         return None
 
-    def forward(self, x: Tensor) -> Tensor:
-        """``[T, H]`` -> ``[T, H]``."""
-        weights, ids = self._route(x, None)
+    def forward(self, x: Tensor, residual: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
+        """See ``decoder.FeedForward``; padding goes to no expert."""
+        x, weights, ids = self.route(x, residual, valid)
         self._load.add(self._layer, ids)
+        if self.shared is None:
+            return self._routed(x, weights, ids), residual
+        if len(x) > FEW_TOKENS:
+            return self._routed(x, weights, ids).add_(self.shared.forward(x)), residual
+        with self._streams.beside(SHARED_EXPERTS) as run:
+            shared = run(partial(self.shared.forward, x))
+            out = self._routed(x, weights, ids)
+        return out.add_(shared), residual
+
+    def _routed(self, x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
         dispatched = self._exchange.dispatch(x, weights, ids)
-        out = self._exchange.combine(self._experts(*dispatched), dispatched)
-        return out if self.shared is None else out.add_(self.shared.forward(x))
+        return self._exchange.combine(self._experts(*dispatched), dispatched)
 
 
-def _router(context: BuildContext, config: MoeConfig) -> Route:
+def _router(context: BuildContext, config: MoeConfig, place: NormPlace) -> NormedRoute:
     weight = context.take("router.weight", dtype=torch.float32 if config.router_float32 else None)
     experts, hidden = weight.shape
     if config.jitter is not None:
@@ -146,7 +190,7 @@ def _router(context: BuildContext, config: MoeConfig) -> Route:
             experts=experts,
             jitter=config.jitter,
         )
-        return mixer.prepare(weight)
+        return _NormedRouter(context.norm_before(place, mixer)[0], mixer.prepare(weight))
     kernel = context.plan.resolve(
         MOE_ROUTE,
         context.dtype,
@@ -163,11 +207,13 @@ def _router(context: BuildContext, config: MoeConfig) -> Route:
         bias=config.router_bias,
         correction=config.correction,
     )
-    return kernel.prepare(
-        weight,
-        context.take("router.bias") if config.router_bias else None,
-        context.take("router.correction", dtype=torch.float32) if config.correction else None,
-    )
+    bias = context.take("router.bias") if config.router_bias else None
+    correction = context.take("router.correction", dtype=torch.float32) if config.correction else None
+    norm, fold = context.norm_before(place, kernel)
+    if fold is not None:
+        fused: NormedRoute = fold(weight, bias, correction)
+        return fused
+    return _NormedRouter(norm, kernel.prepare(weight, bias, correction))
 
 
 def _experts(context: BuildContext, config: MoeConfig) -> Experts:

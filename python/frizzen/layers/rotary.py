@@ -22,7 +22,8 @@ class Rotary:
     def __init__(self, config: RopeConfig, device: torch.device, divisors: Tensor | None = None) -> None:
         """``divisors`` ``[R / 2]`` are what GGUF stores in place of the parameters of a scaling rule."""
         frequencies = _frequencies(config)
-        if divisors is not None:
+        # Without data they cannot be divided by, and nobody will ask for angles.
+        if divisors is not None and not divisors.is_meta:
             frequencies = frequencies / divisors.cpu().float()
         self.frequencies = frequencies.to(device)
         """``[R / 2]`` float32, radians per token."""

@@ -116,6 +116,8 @@ class Weights:
         self._parameters = _matched(checkpoint, parameters, ignored)
         self._total = sum(prod(parameter.shape) for parameter in self._parameters.values())
         self._done = 0
+        self.bytes_by_owner: dict[str, int] = {}
+        """Bytes handed out so far, by what they are part of: ``attention``, ``experts``, ..."""
 
     def has(self, name: str) -> bool:
         """Whether an optional parameter is there."""
@@ -124,17 +126,27 @@ class Weights:
     def take(self, *names: str, dtype: torch.dtype | None = None) -> Tensor:
         """These parameters stacked along the first dimension, as one new tensor.
 
-        They are read straight into their places, so that fusing costs no second copy.
+        They are read straight into their places, so that fusing costs no second copy. On torch's device
+        ``meta`` nothing is read: the tensor has a shape and no data.
         """
         parts = [self._parameters[name] for name in names]
         rows = [part.shape[0] for part in parts]
         out = torch.empty((sum(rows), *parts[0].shape[1:]), dtype=dtype or self._dtype, device=self._device)
+        self._account(names[0], out)
+        if out.is_meta:
+            return out
         for part, place in zip(parts, torch.split(out, rows), strict=True):
             self._checkpoint.read(part, place)
             self._done += prod(part.shape)
             if self._progress is not None:
                 self._progress(self._done, self._total)
         return out
+
+    def _account(self, name: str, tensor: Tensor) -> None:
+        owner = re.sub(r"^layers\.\d+\.", "", name).split(".")[0]
+        owner = "norms" if owner.endswith("norm") else owner.removesuffix("_gate")
+        size = tensor.numel() * tensor.element_size()
+        self.bytes_by_owner[owner] = self.bytes_by_owner.get(owner, 0) + size
 
 
 def _matched(

@@ -6,7 +6,9 @@ The file stays mapped only while it is read; nothing of it is kept but the weigh
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,8 +27,9 @@ from frizzen.loading.safetensors import SafetensorsCheckpoint
 from frizzen.models.base import CausalLM, Family
 from frizzen.models.config import DecoderConfig
 from frizzen.models.families import family_of_gguf, family_of_hf
+from frizzen.parallel.streams import Streams
 
-__all__ = ["LoadRequest", "load_model"]
+__all__ = ["LoadRequest", "Rehearsed", "load_model", "rehearse_model", "return_free_memory"]
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -51,6 +54,29 @@ class LoadRequest:
     """Called with (parameters read, parameters in total)."""
 
 
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Keeps Python's collector from looking at tens of thousands of parameters again and again."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsed:
+    """What is known of a model without reading it."""
+
+    config: DecoderConfig
+    weights: dict[str, int]
+    """Bytes of the parameters by owner, in the dtype they are kept in."""
+    kv_bytes_per_token: int
+    """All layers."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Source:
     family: Family
@@ -59,6 +85,7 @@ class _Source:
 
 
 @torch.inference_mode()
+@_without_collection()
 def load_model(request: LoadRequest, plan: PlanBuilder) -> CausalLM:
     """Builds the model; ``plan`` chooses its kernels and keeps the record.
 
@@ -70,10 +97,30 @@ def load_model(request: LoadRequest, plan: PlanBuilder) -> CausalLM:
         LoadError: any other reason that lies in the files.
         PlanError: no kernel serves a layer.
     """
+    try:
+        return _build(request, plan, torch.device(request.device))[0]
+    finally:
+        return_free_memory()
+
+
+@torch.inference_mode()
+def rehearse_model(request: LoadRequest, plan: PlanBuilder) -> Rehearsed:
+    """Goes through all of :func:`load_model` with the headers of the checkpoint alone.
+
+    ``plan`` must hand out kernels that never touch a tensor (``frizzen.kernels.stand_ins.Rehearsal``). The
+    checkpoint is compared with the model, the kernels are chosen; no weight is read and none is allocated.
+
+    Raises:
+        The errors of :func:`load_model`.
+    """
+    model, weights = _build(request, plan, torch.device("meta"))
+    return Rehearsed(model.config, dict(weights.bytes_by_owner), model.kv_bytes_per_token())
+
+
+def _build(request: LoadRequest, plan: PlanBuilder, device: torch.device) -> tuple[CausalLM, Weights]:
     dtype = _choose_dtype(request.dtype, plan)
     source = _open(request, catalog.resolve(request.model))
     try:
-        device = torch.device(request.device)
         weights = Weights(
             source.checkpoint,
             source.family.parameters(source.config),
@@ -82,12 +129,11 @@ def load_model(request: LoadRequest, plan: PlanBuilder) -> CausalLM:
             ignored=_ignored(source),
             progress=request.progress,
         )
-        return source.family.build(
-            source.config, BuildContext(weights, plan, dtype, device, request.block_size)
-        )
+        streams = Streams(device)
+        context = BuildContext(weights, plan, dtype, device, request.block_size, streams=streams)
+        return source.family.build(source.config, context), weights
     finally:
         source.checkpoint.close()
-        _return_free_memory()
 
 
 def _ignored(source: _Source) -> tuple[str, ...]:
@@ -167,7 +213,7 @@ def _open_dummy(path: Path, seed: int) -> _Source:
     return _Source(family, family.from_hf(raw), DummyCheckpoint(path, seed))
 
 
-def _return_free_memory() -> None:
+def return_free_memory() -> None:
     """Gives what unpacking left on the heap back to the system, where the C library can."""
     try:
         trim = ctypes.CDLL(None).malloc_trim

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +19,7 @@ from frizzen.loading.checkpoint import Parameter
 from frizzen.loading.gguf import GgufMetadata
 from frizzen.loading.hf_config import HfConfig
 from frizzen.models.config import DecoderConfig
+from frizzen.parallel.streams import NO_STREAMS, Streams
 from frizzen.step import StepContext
 
 __all__ = ["CausalLM", "Family"]
@@ -39,8 +41,11 @@ class CausalLM:
         device: torch.device,
         block_size: int,
         expert_load: ExpertLoad | None = None,
+        streams: Streams = NO_STREAMS,
     ) -> None:
         self.config = config
+        self.streams = streams
+        """Of its device: whoever computes on it takes streams from here."""
         self.expert_load = expert_load
         """Tokens per expert so far; None without a mixture of experts."""
         self.block_size = block_size
@@ -63,6 +68,18 @@ class CausalLM:
     def kv_bytes_per_token(self) -> int:
         """KV cache bytes per token, all layers."""
         return sum(layer.attention.kernel.bytes_per_token() for layer in self._layers)
+
+    def of_layers(self, layers: Sequence[int]) -> CausalLM:
+        """The same model with only some of its layers, which are shared: to warm up, its output is void."""
+        few = copy(self)
+        few._schedule = tuple(self._schedule[layer] for layer in layers)
+        few._decoder = None
+        return few
+
+    @property
+    def capturable(self) -> bool:
+        """Whether a step is a fixed sequence of launches, by what its attention kernels say."""
+        return all(getattr(kernel, "capturable", False) for kernel in self._kernels)
 
     @torch.inference_mode()
     def allocate_kv(self, num_blocks: int, block_size: int) -> None:
@@ -89,16 +106,14 @@ class CausalLM:
         Returns:
             ``[T, H]`` hidden states after the final norm.
         """
-        residual = self._embed(input_ids)
+        x, residual = self._embed(input_ids), None
         cos, sin = self._rotary.angles(step.positions)
         states = [kernel.begin(step) for kernel in self._kernels]
-        slots = step.slots
         if self._decoder is not None:
-            return self._decoder(residual, cos, sin, slots, states[0])
-        x: Tensor | None = None
+            return self._decoder(x, cos, sin, step.slots, states[0])
         for layer, kernel in self._schedule:
-            x = layer.forward(x, residual, cos, sin, slots, states[kernel])
-        return self._norm(x, residual) if x is not None else self._norm(residual, None)
+            x, residual = layer.forward(x, residual, cos, sin, step, states[kernel])
+        return self._norm(x, residual)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from frizzen.layers.attention import Attention
-from frizzen.layers.build import BuildContext, Map
+from frizzen.layers.build import BuildContext, Map, NormPlace
 from frizzen.layers.decoder import AttentionLayer, DecoderLayer, FeedForward
 from frizzen.layers.mla import LatentAttention
-from frizzen.layers.mlp import GatedMlp
+from frizzen.layers.mlp import Mlp
 from frizzen.layers.moe import ExpertLoad, MoeLayer
 from frizzen.layers.rotary import Rotary
 from frizzen.loading.checkpoint import Parameter, Source, Stored
@@ -251,11 +251,12 @@ def build(config: DecoderConfig, context: BuildContext) -> CausalLM:
         else:
             attention = Attention(at_layer, config, window)
         feed_forward: FeedForward
+        norm = NormPlace("mlp_norm", config.rms_eps, config.layer_norm)
         if moe and load and index in moe.layers:
-            feed_forward = MoeLayer(at_layer, moe, load)
+            feed_forward = MoeLayer(at_layer, moe, norm, load)
         else:
-            feed_forward = GatedMlp(at_layer, bias=config.mlp_bias)
-        layers.append(DecoderLayer(at_layer, config, attention, feed_forward))
+            feed_forward = Mlp(at_layer, norm, bias=config.mlp_bias)
+        layers.append(DecoderLayer(config, attention, feed_forward))
     return CausalLM(
         config,
         embed=_multiplied(embed, config.embedding_multiplier),
@@ -267,6 +268,7 @@ def build(config: DecoderConfig, context: BuildContext) -> CausalLM:
         device=context.device,
         block_size=context.block_size,
         expert_load=load,
+        streams=context.streams,
     )
 
 

@@ -16,6 +16,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 __all__ = [
+    "DRAFTER_FAILED",
     "Admit",
     "AdmitFloat",
     "Arena",
@@ -25,10 +26,11 @@ __all__ = [
     "RowStatus",
     "Rule",
     "Sections",
+    "num_tokens",
     "to_device",
 ]
 
-VERSION = 2
+VERSION = 3
 """Layout version that this worker reads, the header's first word."""
 
 
@@ -59,6 +61,7 @@ class Header(NamedTuple):
     max_query: int
     max_context: int
     num_masks: int
+    propose: int
 
 
 class Admit(IntEnum):
@@ -99,6 +102,10 @@ class RowStatus(IntEnum):
     NOT_FINITE = 1
 
 
+DRAFTER_FAILED = -1
+"""In ``num_proposed``: the drafter failed; the command ``drafter`` tells why."""
+
+
 class Results(IntFlag):
     """Parts of the results that a step has written."""
 
@@ -118,6 +125,7 @@ class Sections:
     query_start: torch.Tensor
     seq_lens: torch.Tensor
     num_drafts: torch.Tensor
+    next_tokens: torch.Tensor
     sample_tokens: torch.Tensor
     sample_rows: torch.Tensor
     uniforms: torch.Tensor
@@ -138,6 +146,9 @@ class Sections:
     num_sampled: torch.Tensor
     sampled: torch.Tensor
     row_status: torch.Tensor
+    num_proposed: torch.Tensor
+    proposed: torch.Tensor
+    proposed_confidence: torch.Tensor
     logprobs: torch.Tensor
     ranks: torch.Tensor
     top_tokens: torch.Tensor
@@ -151,9 +162,12 @@ class Sections:
 
 
 class Arena:
-    """One buffer: ``host`` is what the engine sees, ``device`` what the model computes on."""
+    """One buffer: ``host`` is what the engine sees, ``device`` what the model computes on.
 
-    def __init__(self, layout: ArenaLayout, device: torch.device) -> None:
+    An arena may share its device's side with another, ``beside``: steps and their copies run one by one.
+    """
+
+    def __init__(self, layout: ArenaLayout, device: torch.device, beside: Arena | None = None) -> None:
         names = [section[0] for section in layout.sections]
         if names != [field.name for field in fields(Sections)]:
             raise ValueError(
@@ -162,7 +176,9 @@ class Arena:
         on_gpu = device.type == "cuda"
         self._host_bytes = torch.zeros(layout.nbytes, dtype=torch.uint8, pin_memory=on_gpu)
         self._device_bytes = self._host_bytes
-        if on_gpu:
+        if on_gpu and beside is not None:
+            self._device_bytes = beside._device_bytes
+        elif on_gpu:
             self._device_bytes = torch.zeros(layout.nbytes, dtype=torch.uint8, device=device)
         self.host = _views(self._host_bytes, layout)
         self.device = _views(self._device_bytes, layout)
@@ -230,6 +246,12 @@ def to_device(
     if device.type != "cuda":
         return torch.tensor(values, dtype=dtype)
     return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
+
+
+def num_tokens(plan: Sections) -> torch.Tensor:
+    """``[1]`` int32, a view of the header's count of tokens: the lower half of its word."""
+    word = Header._fields.index("num_tokens")
+    return plan.header.view(torch.int32)[2 * word : 2 * word + 1]
 
 
 def _views(data: torch.Tensor, layout: ArenaLayout) -> Sections:

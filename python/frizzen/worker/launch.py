@@ -2,25 +2,39 @@
 
 from __future__ import annotations
 
+import gc
+import importlib.util
 import sys
-from dataclasses import dataclass
-from typing import Any
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 
 from frizzen.config import EngineConfig
 from frizzen.errors import ConfigError
-from frizzen.kernels.facts import detect_machine
+from frizzen.kernels.facts import Machine, detect_machine
 from frizzen.kernels.plan import Plan, PlanBuilder, default_registry
-from frizzen.loading.load import LoadRequest, load_model
+from frizzen.kernels.self_test import SelfTest
+from frizzen.kernels.stand_ins import KernelFaultError, Watch
+from frizzen.loading.load import load_model, return_free_memory
 from frizzen.models.base import CausalLM
 from frizzen.progress import phase
-from frizzen.step import StepContext
-from frizzen.worker.machine import available_cpus, available_memory
+from frizzen.worker.graphs import CudaCapture, GraphRunner, StepBuffers
+from frizzen.worker.lattice import Lattice
+from frizzen.worker.ledger import LEAST_MEASURED, Budget, Ledger
+from frizzen.worker.machine import available_cpus
+from frizzen.worker.meter import Meter, budget_of
+from frizzen.worker.preview import Preview, load_request, memory_json, preview
 from frizzen.worker.sizes import Sizes, default_kv_memory, resolve_sizes
+from frizzen.worker.warmup import compile_steps, run_steps
 from frizzen.worker.worker import Worker
 
-__all__ = ["Loaded", "build", "load"]
+__all__ = ["Loaded", "build", "load", "plan_of_start", "preview_described", "preview_here"]
+
+T = TypeVar("T")
 
 SWITCH_INTERVAL = 1e-4
 """Seconds after which a busy Python thread yields; at Python's default of 5 ms it would delay whole steps."""
@@ -34,29 +48,111 @@ class Loaded:
     model: CausalLM
     sizes: Sizes
     plan: Plan
+    ledger: Ledger
+    watch: Watch
+    meter: Meter
+    graphs: Lattice | None
+    """Shapes of the CUDA graphs; ``None`` where every step is launched."""
+    distinct_layers: tuple[int, ...]
+    """Two of each kind of layer, if there are two."""
 
     def plan_json(self) -> dict[str, Any]:
-        """The plan with the memory it needs, in bytes."""
-        return self.plan.to_json() | {
-            "memory": {"kv_cache": self.sizes.kv_bytes, "kv_per_token": self.model.kv_bytes_per_token()}
-        }
+        """The plan with the memory it needs, in bytes, and what of it was measured."""
+        return self.plan.to_json() | {"memory": memory_json(self.ledger, self.model.kv_bytes_per_token())}
+
+    def warm(self) -> Loaded:
+        """The same once the KV cache is allocated and everything has run."""
+        taken, cache = self.ledger["weights"].measured, self.watch.cache_bytes()
+        peak = self.meter.peak()
+        besides = None if peak is None or taken is None else max(peak - taken - cache, 0)
+        return replace(self, ledger=self.ledger.measured(kv_cache=cache, reserve=besides))
 
 
 def build(config_json: str) -> Worker:
     """Builds the worker for an ``EngineConfig`` in JSON, on the thread that will call it.
 
+    The plan and the memory ledger go to standard error.
+
     Raises:
-        ConfigError: a value is wrong, or does not fit the model or the memory.
+        ConfigError: a value is wrong, or does not fit the model.
+        DoesNotFitError: the model needs more memory than there is; nothing was loaded.
         LoadError: the model cannot be loaded.
         PlanError: no kernel serves a layer, or ``strict`` forbids to start without a better one.
     """
     sys.setswitchinterval(SWITCH_INTERVAL)
-    loaded = load(EngineConfig.from_json(config_json))
+    return _start(EngineConfig.from_json(config_json), show=True)
+
+
+def load(config: EngineConfig) -> Loaded:
+    """Loads the model and decides everything that depends on it; shows the plan on standard error."""
+    return _without_faulty_kernels(_builder(config), lambda builder: _load(config, builder, show=True))
+
+
+def plan_of_start(config: EngineConfig) -> dict[str, Any]:
+    """The plan of a start, as JSON, by starting: with what was measured. Raises as ``build`` does."""
+    worker = _start(config, show=False)
+    plan: dict[str, Any] = worker.info["plan"]
+    worker.shutdown()
+    return plan
+
+
+def preview_here(config: EngineConfig) -> dict[str, Any]:
+    """The plan of a start on this machine, as JSON, from headers alone; raises as ``build`` does."""
+    builder = _builder(config)
+    device = torch.device(_choose_device(config))
+    return _strictly(config, preview(config, builder, lambda: budget_of(device)))
+
+
+def preview_described(config: EngineConfig, capability: str, memory: int) -> dict[str, Any]:
+    """The plan of a start on a GPU that is not here, with ``memory`` bytes.
+
+    Its torch is taken to bring triton, as every build for CUDA does. What only a run can tell of a kernel is
+    taken for granted.
+    """
+    packages = {"triton": "with torch", **dict(detect_machine("cpu").packages)}
+    machine = Machine("cuda", frozenset({capability}), 1, tuple(packages.items()))
+    builder = PlanBuilder(default_registry(), machine, described=True)
+    return _strictly(config, preview(config, builder, lambda: Budget(memory, memory)))
+
+
+def _strictly(config: EngineConfig, found: Preview) -> dict[str, Any]:
+    if config.strict:
+        found.plan.strict()
+    return found.to_json()
+
+
+def _start(config: EngineConfig, *, show: bool) -> Worker:
+    def start(builder: PlanBuilder) -> Worker:
+        return _worker(_load(config, builder, show), show)
+
+    return _without_faulty_kernels(_builder(config), start)
+
+
+def _without_faulty_kernels(builder: PlanBuilder, start: Callable[[PlanBuilder], T]) -> T:
+    """Starts, and starts again without a kernel that raised while it prepared a layer.
+
+    From the beginning, since a kernel may have changed what it was given. Ends, because each time there is a
+    candidate less.
+    """
+    while True:
+        try:
+            return start(builder)
+        except KernelFaultError as fault:
+            sys.stderr.write(f"{fault}; the model is loaded again without it\n")
+            builder.quarantine(fault.place, fault.reason)
+        # What was loaded must be gone before it is loaded again.
+        gc.collect()
+
+
+def _worker(loaded: Loaded, show: bool) -> Worker:
     config, model, sizes = loaded.config, loaded.model, loaded.sizes
     with phase(f"allocate {sizes.num_blocks} KV blocks, {sizes.kv_bytes / 2**20:,.0f} MiB"):
         model.allocate_kv(sizes.num_blocks, config.block_size)
-    with phase("warm up"):
-        _warm_up(model, config.block_size)
+    loaded.meter.start_peak()
+    late_compiles = _warm_up(loaded)
+    loaded = loaded.warm()
+    if show:
+        sys.stderr.write(loaded.ledger.table() + "\n")
     info = {
         "model": config.served_model_name or config.model,
         "vocab_size": model.config.vocab_size,
@@ -72,27 +168,32 @@ def build(config_json: str) -> Worker:
         "dtype": str(model.dtype).removeprefix("torch."),
         "plan": loaded.plan_json(),
     }
-    return Worker(model, info, model.device, config.spec_synthetic_acceptance)
+    return Worker(model, info, model.device, config.spec_synthetic_acceptance, _graphs(loaded), late_compiles)
 
 
-def load(config: EngineConfig) -> Loaded:
-    """Loads the model and decides everything that depends on it; shows the plan on standard error."""
+def _builder(config: EngineConfig) -> PlanBuilder:
     device, threads = _choose_device(config), _set_threads(config)
-    builder = PlanBuilder(default_registry(), detect_machine(device))
+    check = SelfTest() if config.self_test else None
+    builder = PlanBuilder(default_registry(), detect_machine(device), check)
     builder.decide(
         "threads", str(threads), "num_threads" if config.num_threads else "the CPUs of this process"
     )
+    return builder
+
+
+def _load(config: EngineConfig, builder: PlanBuilder, show: bool) -> Loaded:
+    device = torch.device(_choose_device(config))
+    expected = preview(config, builder, lambda: budget_of(device))
+    if config.strict:
+        expected.plan.strict()
+    ledger, watch = expected.ledger, Watch()
+    builder = builder.again(watch)
+    # What the tests of kernels left on the heap would count against the weights.
+    return_free_memory()
+    meter = Meter(device)
     with phase(f"load {config.model}") as progress:
-        request = LoadRequest(
-            model=config.model,
-            load_format=config.load_format,
-            dtype=config.dtype,
-            device=device,
-            block_size=config.block_size,
-            seed=config.seed,
-            progress=progress,
-        )
-        model = load_model(request, builder)
+        model = load_model(load_request(config, str(device), progress), builder)
+    taken = meter.taken()
     sizes = resolve_sizes(
         config,
         device_type=model.device.type,
@@ -101,11 +202,68 @@ def load(config: EngineConfig) -> Loaded:
         memory=_kv_memory(model.device),
     )
     builder.decide("max_model_len", str(sizes.max_model_len), sizes.limited_by)
+    graphs = _lattice(config, model, sizes, builder)
+    if isinstance(builder.check, SelfTest):
+        builder.decide("self_test", "done", builder.check.summary())
     plan = builder.plan()
-    sys.stderr.write(plan.table() + "\n")
-    if config.strict:
-        plan.strict()
-    return Loaded(config, model, sizes, plan)
+    if show:
+        sys.stderr.write(plan.table() + "\n")
+    ledger = ledger.predicting(kv_cache=sizes.kv_bytes)
+    if ledger.weights >= LEAST_MEASURED or device.type != "cpu":
+        ledger = ledger.measured(weights=taken)
+    return Loaded(config, model, sizes, plan, ledger, watch, meter, graphs, builder.distinct_layers(2))
+
+
+def _lattice(config: EngineConfig, model: CausalLM, sizes: Sizes, builder: PlanBuilder) -> Lattice | None:
+    """Which steps are to be graphs; what is decided, and why, goes into the plan."""
+    if model.device.type != "cuda":
+        return None
+    if config.enforce_eager:
+        builder.decide("cuda_graphs", "none", "enforce_eager")
+        return None
+    if not model.capturable:
+        builder.decide("cuda_graphs", "none", "an attention kernel reads the rows' lengths on the host")
+        return None
+    lattice = Lattice.of(
+        max_rows=config.max_num_seqs,
+        max_drafts=config.max_drafts,
+        max_context=sizes.max_model_len,
+        max_tokens=sizes.max_num_batched_tokens,
+    )
+    shapes = lattice.shapes()
+    largest = shapes[0]
+    builder.decide("cuda_graphs", str(len(shapes)), f"up to {largest.tokens} tokens, captured between steps")
+    return lattice
+
+
+def _graphs(loaded: Loaded) -> Callable[[StepBuffers], GraphRunner] | None:
+    if loaded.graphs is None:
+        return None
+    capture = CudaCapture(loaded.model.streams)
+    return partial(GraphRunner, loaded.model.forward, loaded.graphs, capture=capture)
+
+
+@torch.inference_mode()
+def _warm_up(loaded: Loaded) -> Counter[str]:
+    """Compiles and starts everything; what is compiled later is counted in the result, by kernel."""
+    model, late_compiles, late = loaded.model, Counter[str](), None
+    if model.device.type == "cuda" and importlib.util.find_spec("triton") is not None:
+        from frizzen.kernels.triton.compiling import LateCompiles, compile_only
+
+        late = LateCompiles(late_compiles)
+        if loaded.graphs is not None:
+            with phase("compile kernels"):
+                mode = compile_only(available_cpus())
+                few = model.of_layers(loaded.distinct_layers)
+                compile_steps(few, loaded.graphs, model.device, loaded.config.block_size, mode)
+    with phase("warm up"):
+        run_steps(model, model.device, loaded.config.block_size)
+    if late is not None:
+        late.watch()
+    if model.expert_load is not None:
+        # Nothing of it was real.
+        model.expert_load.reset()
+    return late_compiles
 
 
 def _choose_device(config: EngineConfig) -> str:
@@ -123,30 +281,5 @@ def _set_threads(config: EngineConfig) -> int:
 
 
 def _kv_memory(device: torch.device) -> int:
-    if device.type == "cpu":
-        return default_kv_memory(device.type, available_memory(), 0)
-    return default_kv_memory(device.type, *torch.cuda.mem_get_info(device))
-
-
-@torch.inference_mode()
-def _warm_up(model: CausalLM, block_size: int) -> None:
-    """One prefill and one decode, so that no request waits for libraries that initialise on first use."""
-    for queries in ([block_size], [1, 1]):
-        count = sum(queries)
-        lengths = torch.tensor(queries, dtype=torch.int32, device=model.device)
-        positions = torch.cat([torch.arange(query, device=model.device) for query in queries])
-        step = StepContext(
-            positions=positions,
-            # In block 1, the first that a request may get: it overwrites what it reads.
-            slots=positions + block_size,
-            query_start=torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0)),
-            seq_lens=lengths,
-            block_table=torch.ones(len(queries), 1, dtype=torch.int32, device=model.device),
-            num_rows=len(queries),
-            num_single=queries.count(1),
-            num_tokens=count,
-            max_query=max(queries),
-            max_context=max(queries),
-        )
-        hidden = model.forward(torch.zeros(count, dtype=torch.int64, device=model.device), step)
-        model.logits(hidden[-1:]).argmax(-1).cpu()
+    budget = budget_of(device)
+    return default_kv_memory(device.type, budget.free, budget.total)

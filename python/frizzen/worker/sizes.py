@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from frizzen.config import EngineConfig
-from frizzen.errors import ConfigError
+from frizzen.errors import ConfigError, DoesNotFitError
 
-__all__ = ["Sizes", "default_kv_memory", "resolve_sizes"]
+__all__ = ["Sizes", "default_kv_memory", "reserve", "resolve_sizes"]
 
 GIB = 2**30
 
@@ -33,11 +33,16 @@ def default_kv_memory(device_type: str, free: int, total: int) -> int:
     """Bytes for the KV cache where the user named none.
 
     On a CPU a quarter of the free memory, at most 4 GiB: others use the machine too. On a GPU what is free,
-    less a tenth of the device for activations and the libraries' own workspaces.
+    less the reserve.
     """
     if device_type == "cpu":
         return min(4 * GIB, free // 4)
-    return max(free - total // 10, 0)
+    return max(free - reserve(device_type, total), 0)
+
+
+def reserve(device_type: str, total: int) -> int:
+    """Bytes of a GPU that are left to activations and the libraries' own workspaces: a tenth of it."""
+    return 0 if device_type == "cpu" else total // 10
 
 
 def resolve_sizes(
@@ -49,9 +54,9 @@ def resolve_sizes(
     ``max_num_seqs`` full contexts need.
 
     Raises:
-        ConfigError: ``max_model_len`` is over the model's, or the KV cache cannot hold one such request; the
-        text
-            names the nearest value that fits.
+        ConfigError: ``max_model_len`` is over the model's.
+        DoesNotFitError: the KV cache cannot hold one such request; the text names the nearest value that
+            fits.
     """
     wanted = config.max_model_len or model_len
     if wanted > model_len:
@@ -65,14 +70,14 @@ def resolve_sizes(
         num_blocks = min(memory // block_bytes, 1 + config.max_num_seqs * -(-wanted // config.block_size))
     memory = config.kv_cache_memory or memory
     if num_blocks < 2:
-        raise ConfigError(
+        raise DoesNotFitError(
             f"kv_cache_memory must be at least {2 * block_bytes} bytes, for one block and the null block, "
             f"got {memory}"
         )
     capacity = (num_blocks - 1) * config.block_size
     if config.max_model_len is not None and wanted > capacity:
         needed = block_bytes * (1 + -(-wanted // config.block_size))
-        raise ConfigError(
+        raise DoesNotFitError(
             f"max_model_len {wanted} does not fit the KV cache: {memory} bytes hold {capacity} tokens; "
             f"set max_model_len to at most {capacity}, or kv_cache_memory to at least {needed}"
         )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import resource
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -13,6 +14,7 @@ import torch
 from frizzen.speculate.verify import DraftRows, Verified, forced, verify
 from frizzen.step import StepContext
 from frizzen.worker.arena import Arena, ArenaLayout, Header, Results, RowStatus, Sections
+from frizzen.worker.graphs import GraphRunner, Runner, StepBuffers
 from frizzen.worker.inputs import step_inputs
 from frizzen.worker.logprobs import score
 from frizzen.worker.masks import TokenMasks
@@ -58,6 +60,8 @@ class Worker:
         info: What the engine must know: the fields of its ``WorkerInfo``.
         device: Where the model computes.
         acceptance: Tokens per row and step that verification is forced to give, for studies of speed.
+        graphs: Makes the runner of the model's forward pass as graphs; without it every step is launched.
+        late_compiles: Kernels that were compiled although everything was warm, counted by whoever sees it.
     """
 
     def __init__(
@@ -66,9 +70,16 @@ class Worker:
         info: dict[str, Any],
         device: torch.device,
         acceptance: float | None = None,
+        graphs: Callable[[StepBuffers], GraphRunner] | None = None,
+        late_compiles: Counter[str] | None = None,
     ) -> None:
         self.info = info
         self._model = model
+        self._make_graphs = graphs
+        self._graphs: GraphRunner | None = None
+        self._runner: Runner = model
+        self._buffers: StepBuffers | None = None
+        self._late_compiles = Counter() if late_compiles is None else late_compiles
         self._device = device
         self._block_size = int(info["block_size"])
         self._batch = PersistentBatch(
@@ -86,7 +97,17 @@ class Worker:
 
     def bind(self, layout: ArenaLayout) -> list[tuple[int, int]]:
         """Allocates the arenas, which live as long as the worker; returns pointer and size of each."""
-        self._arenas = [Arena(layout, self._device) for _ in range(NUM_ARENAS)]
+        first = Arena(layout, self._device)
+        self._arenas = [first, *(Arena(layout, self._device, first) for _ in range(NUM_ARENAS - 1))]
+        if self._make_graphs is not None:
+            self._buffers = StepBuffers.allocate(
+                max_rows=self.info["max_num_seqs"],
+                max_tokens=self.info["max_num_batched_tokens"],
+                max_blocks=self._batch.block_table.shape[1],
+                device=self._device,
+                plan=first.device if self._device.type == "cuda" else None,
+            )
+            self._runner = self._graphs = self._make_graphs(self._buffers)
         return [arena.address for arena in self._arenas]
 
     @torch.inference_mode()
@@ -104,8 +125,8 @@ class Worker:
         header = arena.header()
         arena.upload(admissions=header.num_admits > 0)
         self._batch.update(arena, header)
-        ids, step = step_inputs(arena, header, self._batch, self._block_size)
-        computed = _Step(index, header, ids, self._model.forward(ids, step))
+        ids, step = step_inputs(arena, header, self._batch, self._block_size, self._buffers)
+        computed = _Step(index, header, ids, self._runner.forward(ids, step))
         if header.num_masks:
             self._waiting = computed
         else:
@@ -130,12 +151,14 @@ class Worker:
         """Samples, scores and brings the results back."""
         arena, header, hidden = self._arenas[step.index], step.header, step.hidden
         results = arena.device
-        results.num_sampled[: header.num_rows].zero_()
-        results.row_status[: header.num_rows].zero_()
+        drafts = _drafts(arena, header, step.ids) if header.num_samples else None
+        if drafts is not None or header.num_samples != header.num_rows:
+            # Where every row samples once, all of it is written anyway.
+            results.num_sampled[: header.num_rows].zero_()
+            results.row_status[: header.num_rows].zero_()
         written = Results(0)
         sampled = verified = None
         if header.num_samples:
-            drafts = _drafts(arena, header, step.ids)
             sampled, places = self._sample(hidden, arena, header, drafts, masks)
             if drafts is None:
                 written |= _write(sampled, results, places)
@@ -149,6 +172,13 @@ class Worker:
         if sampled is not None:
             self._sampler.remember(sampled, verified)
         self._submitted.append(step.index)
+        if self._graphs is not None:
+            self._graphs.after_step()
+
+    @torch.inference_mode()
+    def idle(self) -> bool:
+        """Captures one more graph; whether there is more to do. To be called while no step waits."""
+        return self._graphs is not None and self._graphs.capture_next()
 
     def collect(self, index: int) -> None:
         """Waits for the oldest submitted step, which is in arena ``index``; its results are then complete."""
@@ -161,7 +191,12 @@ class Worker:
 
     def control(self, name: str, argument_json: str) -> str:
         """Answers a command outside the steps, JSON in and out; ``ValueError`` if it does not exist."""
-        commands = {"memory": self._memory}
+        commands = {
+            "memory": self._memory,
+            "graphs": self._graph_state,
+            "counters": self._counters,
+            "experts": self._experts,
+        }
         if name not in commands:
             raise ValueError(f"the worker has no command {name!r}; it has {', '.join(commands)}")
         return json.dumps(commands[name](json.loads(argument_json or "null")))
@@ -170,6 +205,7 @@ class Worker:
         """Frees the arenas; the pointers that ``bind`` returned are void from here on."""
         self._submitted.clear()
         self._waiting = None
+        self._runner, self._graphs, self._buffers = self._model, None, None
         self._arenas.clear()
 
     def _sample(
@@ -231,12 +267,32 @@ class Worker:
             out.row_status.scatter_reduce_(0, out.prompt_rows[part].long(), failed, "amax")
         return Results.PROMPT_LOGPROBS
 
+    def _graph_state(self, _: object) -> dict[str, Any] | None:
+        """Which graphs there are; ``None`` where steps are launched."""
+        return None if self._graphs is None else self._graphs.state()
+
+    def _counters(self, _: object) -> dict[str, Any]:
+        """Since the start: steps by graph and, by shape, without; kernels compiled when all were warm."""
+        graphs = self._graphs
+        return {
+            "graph_steps": 0 if graphs is None else graphs.graph_steps,
+            "eager_steps": {} if graphs is None else dict(graphs.eager_steps),
+            "late_compiles": dict(self._late_compiles),
+        }
+
+    def _experts(self, _: object) -> dict[str, Any] | None:
+        """Tokens by layer and expert since the start; None without experts. Waits for submitted steps."""
+        load = getattr(self._model, "expert_load", None)
+        return None if load is None else {"layers": list(load.layers), "tokens": load.read().tolist()}
+
     def _memory(self, _: object) -> dict[str, int]:
-        """Bytes that this process takes at most so far, and that torch holds on a GPU."""
+        """Bytes: of this process at most so far; of torch on a GPU now, at most, and in reserve."""
         on_gpu = self._device.type == "cuda"
         return {
             "peak_resident": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             "device_allocated": torch.cuda.memory_allocated(self._device) if on_gpu else 0,
+            "device_peak": torch.cuda.max_memory_allocated(self._device) if on_gpu else 0,
+            "device_reserved": torch.cuda.memory_reserved(self._device) if on_gpu else 0,
         }
 
 
@@ -273,15 +329,14 @@ def _write_verified(sampled: Sampled, verified: Verified, out: Sections, drafts:
 def _write(sampled: Sampled, out: Sections, places: torch.Tensor | None) -> Results:
     """Writes what was sampled for the rows ``places`` of the step, or for all of them in order."""
     count = len(sampled.tokens)
-    tokens = sampled.tokens.int()
-    num_sampled = sampled.finite.int()
-    status = 1 - num_sampled
     if places is None:
-        out.sampled[:count, 0] = tokens
-        out.num_sampled[:count] = num_sampled
-        out.row_status[:count] = status
+        out.sampled[:count, 0] = sampled.tokens
+        out.num_sampled[:count] = sampled.finite
+        torch.logical_not(sampled.finite, out=out.row_status[:count])
     else:
-        out.sampled[:, 0].index_copy_(0, places, tokens)
+        num_sampled = sampled.finite.int()
+        status = 1 - num_sampled
+        out.sampled[:, 0].index_copy_(0, places, sampled.tokens.int())
         out.num_sampled.index_copy_(0, places, num_sampled)
         out.row_status.index_copy_(0, places, status)
     if sampled.logprobs is None or sampled.scored is None:

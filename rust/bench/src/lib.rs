@@ -8,13 +8,14 @@
 //! * A failure has a kind and no latency.
 //!
 //! [`http`] and [`sse`] are the wire, [`load`] sends, [`data`] and [`arrival`] say what and when, [`summary`] computes,
-//! [`report`], [`compare`] and [`plot`] show.
+//! [`report`], [`compare`] and [`plot`] show; [`drafts`] judges draft lengths.
 
 pub mod answer;
 pub mod args;
 pub mod arrival;
 pub mod compare;
 pub mod data;
+pub mod drafts;
 pub mod draw;
 pub mod failure;
 pub mod goodput;
@@ -45,6 +46,8 @@ pub enum BenchCommand {
     Latency(Box<run::latency::LatencyArgs>),
     /// Everything at once, nothing streamed
     Throughput(Box<run::throughput::ThroughputArgs>),
+    /// Draft lengths on a server with a drafter: what each brings, and which to choose
+    Spec(Box<run::spec::SpecArgs>),
     /// Embeddings, in every encoding, until the whole body is there
     Pooling(Box<run::pooling::PoolingArgs>),
 }
@@ -58,6 +61,7 @@ pub fn run(command: BenchCommand, out: &mut dyn Write) -> Result<ExitCode, Strin
             BenchCommand::Serve(args) => args.run(out).await,
             BenchCommand::Latency(args) => args.run(out).await,
             BenchCommand::Throughput(args) => args.run(out).await,
+            BenchCommand::Spec(args) => args.run(out).await,
             BenchCommand::Pooling(args) => args.run(out).await,
         }
     })

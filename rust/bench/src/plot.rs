@@ -1,4 +1,5 @@
 //! Throughput against interactivity, as SVG: every run a point, the ones that no other beats in both joined by a line.
+//! And plain lines, for draft lengths.
 
 use std::fmt::Write as _;
 
@@ -91,11 +92,9 @@ pub fn pareto(results: &[Results]) -> Result<String, String> {
         let x = LEFT + (WIDTH - LEFT - RIGHT) * across.share(each);
         (x, HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * up.share(all))
     };
-    let mut svg = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" font-family=\"sans-serif\" \
-         font-size=\"12\">\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n"
-    );
+    let mut svg = head();
     draw_axes(&mut svg, &across, &up, place);
+    draw_titles(&mut svg, "output tokens/s of one request (1 / median TPOT)", "output tokens/s");
     for (index, (label, points)) in series.iter().enumerate() {
         let colour = COLOURS[index % COLOURS.len()];
         let line: Vec<String> = frontier(points)
@@ -146,14 +145,74 @@ fn draw_axes(svg: &mut String, across: &Axis, up: &Axis, place: impl Fn(f64, f64
             number(all)
         );
     }
+}
+
+fn draw_titles(svg: &mut String, across: &str, up: &str) {
     let middle = LEFT + (WIDTH - LEFT - RIGHT) / 2.0;
     let _ = writeln!(
         svg,
-        "<text x=\"{middle}\" y=\"{}\" text-anchor=\"middle\">output tokens/s of one request (1 / median TPOT)</text>\
-         <text x=\"{LEFT}\" y=\"{}\" text-anchor=\"middle\">output tokens/s</text>",
+        "<text x=\"{middle}\" y=\"{}\" text-anchor=\"middle\">{across}</text>\
+         <text x=\"{}\" y=\"{}\">{up}</text>",
         HEIGHT - 15.0,
+        LEFT / 2.0,
         TOP - 18.0
     );
+}
+
+/// A named line.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Line {
+    /// What it is told by.
+    pub name: String,
+    /// Its points, in any order.
+    pub points: Vec<(f64, f64)>,
+}
+
+/// Lines over one axis, and a dashed one at `level`; an error if there is nothing to show.
+pub fn lines(all: &[Line], across: &str, up: &str, level: f64) -> Result<String, String> {
+    let points = || all.iter().flat_map(|line| &line.points);
+    if points().next().is_none() {
+        return Err("there is no point to plot".to_owned());
+    }
+    let xs = Axis::over(points().map(|point| point.0));
+    let ys = Axis::over(points().map(|point| point.1).chain([level]));
+    let place = |x: f64, y: f64| {
+        let left = LEFT + (WIDTH - LEFT - RIGHT) * xs.share(x);
+        (left, HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * ys.share(y))
+    };
+    let mut svg = head();
+    draw_axes(&mut svg, &xs, &ys, place);
+    draw_titles(&mut svg, &escaped(across), &escaped(up));
+    let ((left, y), (right, _)) = (place(0.0, level), place(xs.most, level));
+    let _ =
+        writeln!(svg, "<path d=\"M{left:.1} {y:.1}H{right:.1}\" stroke=\"#000\" stroke-dasharray=\"6 4\"/>");
+    for (index, line) in all.iter().enumerate() {
+        let colour = COLOURS[index % COLOURS.len()];
+        let mut sorted = line.points.clone();
+        sorted.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let places: Vec<(f64, f64)> = sorted.iter().map(|(x, y)| place(*x, *y)).collect();
+        let path: Vec<String> = places.iter().map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
+        let path = path.join(" ");
+        let _ = writeln!(
+            svg,
+            "<polyline points=\"{path}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\"/>"
+        );
+        for (x, y) in places {
+            let _ = writeln!(svg, "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"4\" fill=\"{colour}\"/>");
+        }
+        let (x, y) = (WIDTH - RIGHT + 12.0, TOP + 20.0 * index as f64);
+        let name = escaped(&line.name);
+        let _ = writeln!(svg, "<text x=\"{x}\" y=\"{y}\" fill=\"{colour}\">{name}</text>");
+    }
+    svg.push_str("</svg>\n");
+    Ok(svg)
+}
+
+fn head() -> String {
+    format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" font-family=\"sans-serif\" \
+         font-size=\"12\">\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n"
+    )
 }
 
 fn escaped(text: &str) -> String {

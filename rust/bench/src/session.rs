@@ -48,6 +48,13 @@ impl Session {
         })
     }
 
+    /// What the server answers to a GET, as JSON.
+    pub async fn get(&self, path: &str) -> Result<Value, String> {
+        let refusal = |why: String| format!("cannot ask the server for {path}: {why}");
+        let exchange = self.client.get(path).await.map_err(|failure| refusal(failure.to_string()))?;
+        serde_json::from_slice(&exchange.body).map_err(|error| refusal(error.to_string()))
+    }
+
     /// The members of every request: the model, then `fixed`, then what the user added.
     pub fn members(&self, fixed: Value) -> Map<String, Value> {
         let mut members = Map::from_iter([("model".to_owned(), self.model.as_str().into())]);

@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use clap::Parser;
 use frizzen_bench::BenchCommand;
-use frizzen_engine::mock::{Content, MockWorker, TimingLaw};
+use frizzen_engine::WorkerInfo;
+use frizzen_engine::mock::{Content, MockWorker, TimingLaw, mock_drafter};
 use frizzen_server::serve::serve;
 use frizzen_server::{ServerConfig, ShutdownRequests, mock};
 use serde_json::Value;
@@ -29,10 +30,14 @@ struct Cli {
 
 /// A server that says letters, a step every `step`. It ends with the process.
 fn server(step: Duration) -> SocketAddr {
-    let config =
-        ServerCli::try_parse_from(["serve", "mock"]).map_err(|error| error.to_string()).unwrap().config;
     let letters = Content::Alphabet((u32::from(b'a')..=u32::from(b'z')).collect());
-    let worker = MockWorker::new(mock::info()).saying(letters).taking(TimingLaw::constant(step));
+    serving(&[], MockWorker::new(mock::info()).saying(letters).taking(TimingLaw::constant(step)))
+}
+
+/// A server with these flags over this worker. It ends with the process.
+fn serving(flags: &[&str], worker: MockWorker) -> SocketAddr {
+    let words = ["serve", "mock"].iter().chain(flags);
+    let config = ServerCli::try_parse_from(words).map_err(|error| error.to_string()).unwrap().config;
     let (state, _engine) = mock::start(&config, worker, mock::text_model().unwrap());
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     listener.set_nonblocking(true).unwrap();
@@ -186,4 +191,49 @@ fn what_a_server_does_not_have_is_said_before_the_run() {
     assert!(command(&format!("{twice} http://{server}")).unwrap_err().contains("when its requests are due"));
     let absent = command("serve --url http://127.0.0.1:1").unwrap_err();
     assert!(absent.contains("cannot connect"), "{absent}");
+}
+
+#[test]
+fn drafts_that_pay_are_measured_recommended_and_drawn() {
+    let info = WorkerInfo { max_drafts: 4, drafter: Some(mock_drafter("mtp", 4)), ..mock::info() };
+    let letters = Content::Alphabet((u32::from(b'a')..=u32::from(b'z')).collect());
+    let worker = MockWorker::new(info).saying(letters).taking(TimingLaw::constant(Duration::from_millis(2)));
+    let server = serving(&["--drafter", "mtp", "--num-speculative-tokens", "4"], worker);
+    let (file, plot) = (scratch("spec.json"), scratch("spec.svg"));
+    let words = format!(
+        "spec --url http://{server} --data prose,random --input-len 16 --drafts 1,4,8 --concurrency 2 --num-prompts 2 \
+         --output-len 60 --rounds 1 --result-json {} --plot {}",
+        file.display(),
+        plot.display()
+    );
+    let (code, printed) = command(&words).unwrap();
+    assert_eq!(code, ExitCode::SUCCESS, "{printed}");
+    assert!(printed.contains("prose, 2 in flight") && printed.contains("break-even"), "{printed}");
+    assert!(printed.contains("recommended: --drafter mtp --speculation "), "{printed}");
+    let document: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    let svg = std::fs::read_to_string(&plot).unwrap();
+    std::fs::remove_file(file).unwrap();
+    std::fs::remove_file(plot).unwrap();
+    let runs = document["runs"].as_array().unwrap();
+    // Off, auto, 1 and 4 of both sets; the worker verifies no 8.
+    assert_eq!(runs.len(), 8);
+    assert!(
+        svg.contains("mtp: prose 2") && svg.contains("mtp: random 2") && svg.contains("stroke-dasharray")
+    );
+    for run in runs {
+        let (drafts, summary) = (run["settings"]["drafts"].as_str().unwrap(), &run["summary"]);
+        assert_eq!(summary["output_tokens"], 120, "{run}");
+        match drafts {
+            "off" => assert_eq!((&summary["drafts"], &summary["gain"]), (&0.into(), &1.0.into())),
+            // Four drafts of which four in five are right, in a step that takes no longer.
+            "4" => assert!(summary["tokens_per_step"].as_f64().unwrap() > 2.0, "{run}"),
+            _ => {}
+        }
+    }
+}
+
+#[test]
+fn a_server_without_a_drafter_has_nothing_to_measure() {
+    let server = server(Duration::ZERO);
+    assert!(command(&format!("spec --url http://{server}")).unwrap_err().contains("--drafter"));
 }

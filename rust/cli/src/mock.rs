@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
 use frizzen_core::SystemClock;
-use frizzen_engine::mock::{Content, Fault, MockWorker, TimingLaw};
+use frizzen_engine::mock::{Content, Fault, MockWorker, TimingLaw, mock_drafter};
 use frizzen_engine::{Worker as _, WorkerInfo, seat};
 use frizzen_metrics::Metrics;
 use frizzen_server::config::{EngineArgs, HttpArgs, SchedulingArgs, SpeculationArgs};
@@ -128,7 +128,10 @@ fn content(behaviour: &Behaviour, text: &TextModel) -> Result<Content, String> {
 
 fn worker(args: &MockServeArgs, text: &TextModel) -> Result<MockWorker, String> {
     let shape = &args.shape;
-    let drafts = args.speculation.resolve()?.map_or(0, |resolved| resolved.max_drafts);
+    let speculation = args.speculation.resolve()?;
+    let drafts = speculation.as_ref().map_or(0, |resolved| resolved.worker.max_drafts);
+    let model = speculation.filter(|resolved| resolved.config.is_worker());
+    let drafter = model.map(|resolved| mock_drafter(resolved.worker.drafter, drafts));
     let info = WorkerInfo {
         max_model_len: shape.max_model_len,
         max_num_seqs: shape.max_num_seqs,
@@ -136,6 +139,7 @@ fn worker(args: &MockServeArgs, text: &TextModel) -> Result<MockWorker, String> 
         block_size: shape.block_size,
         num_blocks: shape.num_blocks,
         max_drafts: drafts,
+        drafter,
         vocab_size: text.tokenizer.vocab_size(),
         eos_token_ids: text.tokenizer.eos_token_ids().to_vec(),
         ..mock::info()
@@ -146,6 +150,8 @@ fn worker(args: &MockServeArgs, text: &TextModel) -> Result<MockWorker, String> 
         per_decode_row: (args.behaviour.decode_us * 1e3) as u64,
         per_prefill_token: (args.behaviour.prefill_us * 1e3) as u64,
         per_context_token: 0,
+        drafting: 0,
+        per_proposed_draft: 0,
     };
     let worker = MockWorker::new(info).saying(content(&args.behaviour, text)?).taking(law);
     Ok(args.behaviour.fault.iter().fold(worker, |worker, fault| worker.failing(*fault)))

@@ -36,11 +36,13 @@ pub enum SpeculationReason {
     ProbeOn,
     /// The request is about to reach its length, or the step was full or had been planned already.
     NoRoom,
+    /// The drafter failed; there are no drafts until the engine starts anew.
+    DrafterFailed,
 }
 
 impl SpeculationReason {
     /// Every reason, in the order of their indexes.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Fixed,
         Self::Gain,
         Self::WarmUp,
@@ -50,6 +52,7 @@ impl SpeculationReason {
         Self::ProbeOff,
         Self::ProbeOn,
         Self::NoRoom,
+        Self::DrafterFailed,
     ];
 
     /// The code that APIs and logs show.
@@ -64,6 +67,7 @@ impl SpeculationReason {
             Self::ProbeOff => "probe_off",
             Self::ProbeOn => "probe_on",
             Self::NoRoom => "no_room",
+            Self::DrafterFailed => "drafter_failed",
         }
     }
 }

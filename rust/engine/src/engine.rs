@@ -7,30 +7,35 @@
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::time::Duration;
 
-use frizzen_core::{Clock, Error, FinishReason, OutputDelta, Result};
-use frizzen_metrics::{CacheConfig, EngineMetrics, FinishedRequest};
+use frizzen_core::{Clock, Error, FinishReason, Result};
+use frizzen_metrics::{CacheConfig, EngineMetrics};
 use frizzen_sched::draw::sibling_seed;
 use frizzen_sched::speculation::SpeculationConfig;
 use frizzen_sched::{
-    AdmissionLimits, Finish, Policy, RowEvent, Scheduler, SchedulerConfig, SchedulerCounters, StepOutput,
-    StepPlan,
+    Finish, Policy, RowEvent, Scheduler, SchedulerConfig, SchedulerCounters, StepOutput, StepPlan,
 };
 
+use crate::cost_cache::CostCache;
 use crate::handle::{Command, EngineHandle, Health, Shared};
 use crate::mailbox::Mailbox;
+use crate::publish::{count_finish, extend, observe};
 use crate::speculation::Speculating;
 use crate::worker::{Worker, WorkerError, WorkerInfo};
+
+/// New measurements of step times that are worth a write while nothing runs.
+const NEWS: u64 = 256;
 
 /// How the loop runs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EngineOptions {
-    /// Plan the next step while this one runs.
-    pub overlap: bool,
+    /// Plan the next step while this one runs; `None` does so where the worker's device computes on its own.
+    pub overlap: Option<bool>,
     /// Share the blocks of equal prefixes.
     pub prefix_caching: bool,
     /// Admission and preemption order.
@@ -46,7 +51,7 @@ pub struct EngineOptions {
 impl Default for EngineOptions {
     fn default() -> Self {
         Self {
-            overlap: false,
+            overlap: None,
             prefix_caching: true,
             policy: Policy::Fcfs,
             long_prefill_threshold: 0,
@@ -87,6 +92,7 @@ pub struct Engine<W> {
     commands: Receiver<Command>,
     metrics: EngineMetrics,
     options: EngineOptions,
+    overlap: bool,
     seed: u64,
     /// Plans of submitted steps, oldest first.
     flight: VecDeque<StepPlan>,
@@ -97,6 +103,8 @@ pub struct Engine<W> {
     counted: SchedulerCounters,
     out_of_memory: bool,
     speculating: Option<Speculating>,
+    /// Positions past its rows for which the worker's drafter writes KV.
+    lookahead: u32,
     /// When the last step ended, while there was always another one after it.
     last_end: Option<Duration>,
 }
@@ -122,37 +130,9 @@ fn scheduler_config(info: &WorkerInfo, options: &EngineOptions) -> SchedulerConf
         prefix_caching: options.prefix_caching,
         long_prefill_threshold: options.long_prefill_threshold,
         policy: options.policy,
+        spare_last_hit: info.drafter.as_ref().is_some_and(|drafter| drafter.kv_sees_next_token),
         hash_seed: random(),
         admissions: info.admission_limits(),
-    }
-}
-
-impl WorkerInfo {
-    /// What the admissions of one step may carry.
-    pub const fn admission_limits(&self) -> AdmissionLimits {
-        AdmissionLimits::for_engine(
-            self.max_num_seqs,
-            self.max_num_batched_tokens,
-            self.max_model_len,
-            self.block_size,
-            self.vocab_size,
-        )
-    }
-
-    /// Refuses a shape in which a single request could not finish.
-    pub fn validate(&self) -> std::result::Result<(), String> {
-        let needed = self.max_model_len.div_ceil(self.block_size.max(1));
-        let usable = self.num_blocks.saturating_sub(1);
-        if self.max_num_seqs == 0 || self.max_num_batched_tokens == 0 || self.block_size == 0 {
-            return Err("max_num_seqs, max_num_batched_tokens and block_size must be at least 1".to_owned());
-        }
-        if needed > usable {
-            let (len, fits) = (self.max_model_len, usable * self.block_size);
-            return Err(format!(
-                "max_model_len {len} needs {needed} KV blocks and there are {usable}: {fits} tokens fit"
-            ));
-        }
-        Ok(())
     }
 }
 
@@ -165,7 +145,7 @@ impl<W: Worker> Engine<W> {
         let info = worker.info().clone();
         let checked = info.validate().and_then(|()| {
             let config = options.speculation;
-            config.map(|config| Speculating::new(config, info.max_drafts, &metrics, &seat.shared)).transpose()
+            config.map(|config| Speculating::new(config, &info, &metrics, &seat.shared)).transpose()
         });
         let speculating = checked.map_err(|message| {
             let error = Error::Engine { message };
@@ -173,8 +153,10 @@ impl<W: Worker> Engine<W> {
             error
         })?;
         let scheduler = Scheduler::new(scheduler_config(&info, &options));
+        let overlap = options.overlap.unwrap_or_else(|| info.computes_on_its_own());
         let rows = info.max_num_seqs as usize;
         seat.shared.total_blocks.store(u64::from(info.num_blocks.saturating_sub(1)), Ordering::Relaxed);
+        let lookahead = info.drafter.as_ref().map_or(0, |drafter| drafter.lookahead);
         // The seat is fresh, so nobody has set the info before.
         let _ = seat.shared.info.set(info);
         seat.shared.set_phase(Health::Ready);
@@ -185,6 +167,7 @@ impl<W: Worker> Engine<W> {
             commands: seat.commands,
             metrics,
             options,
+            overlap,
             seed: options.seed.unwrap_or_else(random),
             flight: VecDeque::with_capacity(2),
             spare: vec![StepPlan::default(), StepPlan::default()],
@@ -194,8 +177,22 @@ impl<W: Worker> Engine<W> {
             counted: SchedulerCounters::default(),
             out_of_memory: false,
             speculating,
+            lookahead,
             last_end: None,
         })
+    }
+
+    /// Keeps measured step times in this directory for the next start, and takes over those of the last one.
+    pub fn remember_costs(&mut self, directory: &Path) {
+        if let Some(speculating) = &mut self.speculating {
+            speculating.remember(CostCache::new(directory, self.worker.info()));
+        }
+    }
+
+    fn keep_costs(&mut self) {
+        if let Some(speculating) = &mut self.speculating {
+            speculating.save(1);
+        }
     }
 
     /// The shape of the KV cache, for metrics.
@@ -222,6 +219,7 @@ impl<W: Worker> Engine<W> {
     /// Ends the worker of a loop that the caller drove with [`Self::step`]. [`Self::run`] does this itself.
     pub fn shutdown(&mut self) {
         self.shared.finish_all(&FinishReason::Abort);
+        self.keep_costs();
         self.worker.shutdown();
     }
 
@@ -240,6 +238,7 @@ impl<W: Worker> Engine<W> {
             tracing::error!(%error, step = self.scheduler_summary(), "the engine failed");
             self.shared.fail(error.clone());
         }
+        self.keep_costs();
         // A worker that has just failed may fail again here; the first error is what counts.
         let _ = catch_unwind(AssertUnwindSafe(|| self.worker.shutdown()));
         result
@@ -252,11 +251,26 @@ impl<W: Worker> Engine<W> {
                 return Ok(());
             }
             if self.step()? == Turn::Idle {
-                match self.commands.recv() {
-                    Ok(command) => self.obey(command),
+                match self.next_command()? {
+                    Some(command) => self.obey(command),
                     // Every handle is gone, so nobody can ask for anything.
-                    Err(_) => return Ok(()),
+                    None => return Ok(()),
                 }
+            }
+        }
+    }
+
+    /// Waits for a command; the worker works ahead meanwhile, as long as it has something to do.
+    fn next_command(&mut self) -> Result<Option<Command>> {
+        loop {
+            match self.commands.try_recv() {
+                Ok(command) => return Ok(Some(command)),
+                Err(TryRecvError::Disconnected) => return Ok(None),
+                Err(TryRecvError::Empty) => {}
+            }
+            let more = self.worker.idle().map_err(|error| Error::Engine { message: error.to_string() })?;
+            if !more {
+                return Ok(self.commands.recv().ok());
             }
         }
     }
@@ -274,6 +288,7 @@ impl<W: Worker> Engine<W> {
             self.last_end = None;
             if let Some(speculating) = &mut self.speculating {
                 speculating.report(&self.shared);
+                speculating.save(NEWS);
             }
             self.report_load();
             return Ok(Turn::Idle);
@@ -299,14 +314,18 @@ impl<W: Worker> Engine<W> {
     }
 
     fn turn(&mut self) -> std::result::Result<(), WorkerError> {
-        if self.speculating.as_ref().is_some_and(Speculating::is_engaged) {
+        let proposing = self.flight.iter().any(|plan| plan.propose > 0);
+        if proposing || self.speculating.as_ref().is_some_and(Speculating::is_engaged) {
             // Drafts follow what the step in flight will return, so there is no planning ahead of it.
             while !self.flight.is_empty() {
                 self.collect_oldest()?;
             }
         }
         let mut plan = self.spare.pop().unwrap_or_default();
+        let drafts = self.speculating.as_ref().is_some_and(Speculating::may_draft);
+        self.scheduler.set_lookahead(if drafts { self.lookahead } else { 0 });
         let planned = self.scheduler.plan(&mut plan, self.shared.clock.now());
+        plan.propose = self.speculating.as_ref().map_or(0, |speculating| speculating.wanted(&plan));
         if planned {
             let submitted = self.submit(&mut plan);
             if submitted.is_ok() {
@@ -325,7 +344,7 @@ impl<W: Worker> Engine<W> {
                 return Err(WorkerError::Fatal { message, detail: String::new() });
             }
         }
-        let depth = usize::from(planned && self.options.overlap);
+        let depth = usize::from(planned && self.overlap);
         while self.flight.len() > depth {
             self.collect_oldest()?;
         }
@@ -357,7 +376,8 @@ impl<W: Worker> Engine<W> {
             }
             self.publish();
             if let Some(speculating) = &mut self.speculating {
-                speculating.propose(&mut self.scheduler, &self.events, &self.shared);
+                let Self { scheduler, output, events, shared, .. } = self;
+                speculating.propose(scheduler, &plan, output, events, shared);
             }
         }
         self.spare.push(plan);
@@ -367,7 +387,13 @@ impl<W: Worker> Engine<W> {
     /// Once, everything is computed again with half the tokens per step; the second time in a row is fatal.
     fn survive_out_of_memory(&mut self, message: &str, detail: &str) -> Result<Turn> {
         if self.out_of_memory || self.scheduler.config().max_num_batched_tokens == 1 {
-            return Err(Error::Engine { message: format!("out of memory twice in a row: {message}") });
+            // What the memory holds is what helps now; the kernels are in the log of the start.
+            let memory = &self.worker.info().plan["memory"];
+            tracing::error!(%memory, step = self.scheduler_summary(), "out of memory twice in a row: {message}");
+            tracing::error!("{detail}");
+            return Err(Error::Engine {
+                message: format!("out of memory twice in a row: {message}{}", shares(memory)),
+            });
         }
         self.out_of_memory = true;
         while !self.flight.is_empty() {
@@ -405,6 +431,9 @@ impl<W: Worker> Engine<W> {
             Command::ResetPrefixCache(answer) => {
                 // Nobody waits for the answer any more if this fails.
                 let _ = answer.send(self.scheduler.reset_prefix_cache());
+            }
+            Command::Control(name, argument, answer) => {
+                let _ = answer.send(self.worker.control(&name, &argument));
             }
             Command::Shutdown => self.shared.stopping.store(true, Ordering::Release),
         }
@@ -468,53 +497,18 @@ impl<W: Worker> Engine<W> {
     }
 }
 
+/// Who holds how much, as a phrase; nothing of a worker that does not say.
+fn shares(memory: &serde_json::Value) -> String {
+    let owners = memory["owners"].as_array().into_iter().flatten();
+    let share = |owner: &serde_json::Value| {
+        let bytes = owner["measured"].as_u64().or_else(|| owner["predicted"].as_u64())?;
+        Some(format!("{} {} MiB", owner["owner"].as_str()?, bytes >> 20))
+    };
+    let shares: Vec<String> = owners.filter_map(share).collect();
+    if shares.is_empty() { String::new() } else { format!(" (the memory holds {})", shares.join(", ")) }
+}
+
 fn text_of(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".to_owned())
-}
-
-fn extend(delta: &mut OutputDelta, event: &RowEvent, output: &StepOutput) {
-    delta.tokens.extend_from_slice(&output.tokens[event.tokens.clone()]);
-    if event.wants_logprobs {
-        delta.logprobs.extend(output.logprobs[event.tokens.clone()].iter().map(|at| output.logprobs_of(at)));
-    }
-    let scores = output.prompt_logprobs[event.prompt_scores.clone()].iter();
-    delta.prompt_logprobs.extend(scores.map(|at| output.logprobs_of(at)));
-    delta.prefill = delta.prefill.or(event.first.map(|first| first.prefill));
-    if let Some(finish) = &event.finish {
-        delta.finish = Some(finish.reason.clone());
-        delta.timing = Some(finish.timing);
-    }
-}
-
-/// Counts a row's event; returns its share of the step's tokens: generated ones and computed prompt tokens.
-fn observe(metrics: &EngineMetrics, event: &RowEvent) -> u64 {
-    let generated = event.tokens.len() as u64;
-    metrics.tokens(generated);
-    if let Some(gap) = event.gap {
-        metrics.inter_token(gap.as_secs_f64());
-    }
-    let mut computed = 0;
-    if let Some(first) = event.first {
-        metrics.first_token(first.prefill);
-        metrics.time_to_first_token(first.latency.as_secs_f64());
-        computed = u64::from(first.prefill.computed_tokens);
-    }
-    if let Some(finish) = &event.finish {
-        count_finish(metrics, finish);
-    }
-    generated + computed
-}
-
-fn count_finish(metrics: &EngineMetrics, finish: &Finish) {
-    metrics.finished(
-        &finish.reason,
-        &FinishedRequest {
-            prompt_tokens: finish.prompt_tokens,
-            generation_tokens: finish.generation_tokens,
-            max_tokens: finish.max_tokens,
-            cached_tokens: finish.cached_tokens,
-            timing: finish.timing,
-        },
-    );
 }

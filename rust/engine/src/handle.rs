@@ -4,7 +4,7 @@
 //! through mailboxes, and everything else is an atomic or a short lock. The first fatal error wins and stays.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::Sender;
+use std::sync::mpsc::{Receiver, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -25,9 +25,14 @@ pub(crate) enum Command {
     End(RequestId, FinishReason),
     /// Forget the hashed prefixes; the answer says whether it happened (no block may be in use).
     ResetPrefixCache(Sender<bool>),
+    /// Ask the worker this, with this argument in JSON; it answers in JSON, or says why not.
+    Control(String, String, Sender<ControlAnswer>),
     /// Leave the loop after aborting what is left.
     Shutdown,
 }
+
+/// What a worker answers to a question: JSON, or why there is no answer.
+pub type ControlAnswer = std::result::Result<String, String>;
 
 /// How the engine is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -297,6 +302,14 @@ impl EngineHandle {
     pub fn reset_prefix_cache(&self) -> bool {
         let (answer, done) = std::sync::mpsc::channel();
         self.commands.send(Command::ResetPrefixCache(answer)).is_ok() && done.recv().unwrap_or(false)
+    }
+
+    /// Asks the worker something, JSON in and out. The answer comes between two steps; none ever comes if the loop ends.
+    pub fn control(&self, name: &str, argument: &str) -> Receiver<ControlAnswer> {
+        let (answer, answered) = std::sync::mpsc::channel();
+        // A loop that has ended drops the question, which the receiver notices.
+        let _ = self.commands.send(Command::Control(name.to_owned(), argument.to_owned(), answer));
+        answered
     }
 
     /// Takes nothing new from now on; what runs goes on.

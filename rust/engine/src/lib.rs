@@ -6,21 +6,27 @@
 //! * [`arena`]: a step as flat arrays, for workers on the other side of a language border.
 //! * [`remote`]: engines in processes of their own, behind one front end.
 //! * [`speculation_options`]: what flags and library options say about drafts.
+//! * `publish`: what a step's events mean for streams and metrics.
 //! * `speculation`: when drafts are proposed and who is told what came of them.
+//! * `compatibility`: which drafter goes with what.
+//! * `cost_cache`: measured step times from one start to the next.
 //! * [`mock`]: a worker without a model, for everything that can be tested and measured without one.
 
 pub mod arena;
+mod compatibility;
+mod cost_cache;
 pub mod engine;
 pub mod handle;
 pub mod mailbox;
 pub mod mock;
+mod publish;
 pub mod remote;
 mod speculation;
 pub mod speculation_options;
 pub mod worker;
 
 pub use engine::{Engine, EngineOptions, EngineSeat, Turn, seat};
-pub use handle::{EngineHandle, Health, Load, ReplicaStatus};
+pub use handle::{ControlAnswer, EngineHandle, Health, Load, ReplicaStatus};
 pub use mailbox::{Mailbox, OutputStream};
 pub use speculation_options::{ResolvedSpeculation, SpeculationOptions};
-pub use worker::{Worker, WorkerError, WorkerInfo};
+pub use worker::{Experts, Worker, WorkerDrafter, WorkerError, WorkerInfo};

@@ -9,10 +9,10 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use frizzen_core::{Clock, ManualClock, TokenId};
-use frizzen_sched::sim::{ChainModel, Choice};
+use frizzen_sched::sim::{ChainModel, Choice, SimDrafter};
 use frizzen_sched::{StepOutput, StepPlan};
 
-use crate::worker::{Worker, WorkerError, WorkerInfo};
+use crate::worker::{Worker, WorkerDrafter, WorkerError, WorkerInfo};
 
 /// What the mock says.
 #[derive(Clone, Debug, Default)]
@@ -39,12 +39,23 @@ pub struct TimingLaw {
     pub per_prefill_token: u64,
     /// Each token of context, over all rows.
     pub per_context_token: u64,
+    /// Each step that drafts.
+    pub drafting: u64,
+    /// Each draft that a row is proposed.
+    pub per_proposed_draft: u64,
 }
 
 impl TimingLaw {
     /// The same time for every step.
     pub const fn constant(step: Duration) -> Self {
-        Self { base: step.as_nanos() as u64, per_decode_row: 0, per_prefill_token: 0, per_context_token: 0 }
+        Self {
+            base: step.as_nanos() as u64,
+            per_decode_row: 0,
+            per_prefill_token: 0,
+            per_context_token: 0,
+            drafting: 0,
+            per_proposed_draft: 0,
+        }
     }
 
     /// The time of a step.
@@ -55,7 +66,9 @@ impl TimingLaw {
         let nanos = self.base
             + self.per_decode_row * decode
             + self.per_prefill_token * prefill
-            + self.per_context_token * context;
+            + self.per_context_token * context
+            + self.drafting * u64::from(plan.propose > 0)
+            + self.per_proposed_draft * u64::from(plan.propose) * plan.rows.len() as u64;
         Duration::from_nanos(nanos)
     }
 }
@@ -73,6 +86,8 @@ pub enum Fault {
     Hang(u64),
     /// The first row's logits are not finite.
     BadRow(u64),
+    /// The drafter fails.
+    Drafter(u64),
 }
 
 /// Keeps a hanging mock hanging; dropping it lets the step end with an error, so that a test can join its threads.
@@ -94,6 +109,20 @@ pub struct MockWorker {
     flight: VecDeque<(StepOutput, Instant, Duration)>,
     virtual_end: Duration,
     step: u64,
+    chores: Option<(u32, Sender<()>)>,
+    answers: Vec<(String, String)>,
+}
+
+/// A drafter of the mock, of the name that selects it.
+pub fn mock_drafter(name: &str, max_drafts: u32) -> WorkerDrafter {
+    WorkerDrafter {
+        name: name.to_owned(),
+        max_drafts,
+        has_confidence: false,
+        needs_context: true,
+        lookahead: max_drafts,
+        kv_sees_next_token: false,
+    }
 }
 
 /// A small model's shape, to be adjusted with struct update syntax.
@@ -108,6 +137,8 @@ pub fn mock_info() -> WorkerInfo {
         block_size: 16,
         max_logprobs: 20,
         max_drafts: 0,
+        drafter: None,
+        experts: None,
         eos_token_ids: vec![0],
         device: "mock".to_owned(),
         dtype: "mock".to_owned(),
@@ -118,7 +149,10 @@ pub fn mock_info() -> WorkerInfo {
 impl MockWorker {
     /// A mock of this shape that takes no time and says [`Content::Chain`].
     pub fn new(info: WorkerInfo) -> Self {
-        let model = ChainModel::new(info.num_blocks, info.block_size, info.max_num_seqs, info.vocab_size);
+        let mut model = ChainModel::new(info.num_blocks, info.block_size, info.max_num_seqs, info.vocab_size);
+        if let Some(drafter) = &info.drafter {
+            model.set_drafter(SimDrafter { accuracy: 0.8, confident: drafter.has_confidence });
+        }
         Self {
             info,
             model,
@@ -130,6 +164,8 @@ impl MockWorker {
             flight: VecDeque::new(),
             virtual_end: Duration::ZERO,
             step: 0,
+            chores: None,
+            answers: Vec::new(),
         }
     }
 
@@ -144,6 +180,20 @@ impl MockWorker {
     #[must_use]
     pub const fn in_runs_of(mut self, tokens: u32) -> Self {
         self.model.set_run(tokens);
+        self
+    }
+
+    /// What its drafter proposes, if it carries one: its own text, but for some mistakes.
+    #[must_use]
+    pub const fn drafting(mut self, drafter: SimDrafter) -> Self {
+        self.model.set_drafter(drafter);
+        self
+    }
+
+    /// So many pieces of work for idle times, each of which tells `done`.
+    #[must_use]
+    pub fn with_chores(mut self, count: u32, done: Sender<()>) -> Self {
+        self.chores = Some((count, done));
         self
     }
 
@@ -168,6 +218,13 @@ impl MockWorker {
         self
     }
 
+    /// What it answers to a question.
+    #[must_use]
+    pub fn answering(mut self, name: &str, json: &str) -> Self {
+        self.answers.push((name.to_owned(), json.to_owned()));
+        self
+    }
+
     /// Prepares for [`Fault::Hang`].
     pub fn hang_guard(&mut self) -> HangGuard {
         let (release, hang) = channel();
@@ -185,6 +242,10 @@ impl MockWorker {
         let eos = self.info.eos_token_ids.first().copied().unwrap_or(0);
         let content = &self.content;
         self.model.run(plan, &mut output, |model, choice| choose(content, eos, model, choice));
+        if self.has(Fault::Drafter(self.step)) {
+            output.proposals.clear();
+            output.proposals.failed = Some("the mock was told to fail its drafter".to_owned());
+        }
         if self.has(Fault::BadRow(self.step)) {
             output.failed.push((plan.rows[0].row, "logits are not finite".to_owned()));
         }
@@ -212,6 +273,13 @@ fn fatal(message: &str) -> WorkerError {
 impl Worker for MockWorker {
     fn info(&self) -> &WorkerInfo {
         &self.info
+    }
+
+    fn idle(&mut self) -> Result<bool, WorkerError> {
+        let Some((left, done)) = self.chores.as_mut().filter(|(left, _)| *left > 0) else { return Ok(false) };
+        *left -= 1;
+        done.send(()).map_err(|_| fatal("nobody waits for the mock's work in idle times"))?;
+        Ok(*left > 0)
     }
 
     fn submit(&mut self, plan: &StepPlan) -> Result<(), WorkerError> {
@@ -258,5 +326,10 @@ impl Worker for MockWorker {
         }
         *output = result;
         Ok(())
+    }
+
+    fn control(&mut self, name: &str, _argument: &str) -> Result<String, String> {
+        let answer = self.answers.iter().find(|(known, _)| known == name).map(|(_, json)| json.clone());
+        answer.ok_or_else(|| format!("the mock has no answer to {name:?}"))
     }
 }

@@ -4,10 +4,14 @@ use std::time::Duration;
 
 use frizzen_core::{RequestId, SpeculationUsage};
 use frizzen_metrics::{EngineMetrics, SpeculationMetrics};
-use frizzen_sched::speculation::{ModeChange, SpeculationConfig, SpeculationTotals, Speculator};
+use frizzen_sched::speculation::{
+    DrafterConfig, ModeChange, SpeculationConfig, SpeculationTotals, Speculator,
+};
 use frizzen_sched::{RowEvent, Scheduler, StepOutput, StepPlan};
 
+use crate::cost_cache::CostCache;
 use crate::handle::Shared;
+use crate::worker::WorkerInfo;
 
 /// Steps between two snapshots for the handle, unless something changes.
 const SNAPSHOT_EVERY: u32 = 32;
@@ -19,26 +23,73 @@ pub(crate) struct Speculating {
     metrics: SpeculationMetrics,
     counted: SpeculationTotals,
     until_snapshot: u32,
+    cache: Option<CostCache>,
+    /// Measurements that the file of the cache has.
+    saved: u64,
 }
 
 impl Speculating {
     pub fn new(
         config: SpeculationConfig,
-        max_drafts: u32,
+        info: &WorkerInfo,
         metrics: &EngineMetrics,
         shared: &Shared,
     ) -> Result<Self, String> {
+        let max_drafts = info.max_drafts;
         if max_drafts == 0 {
             return Err("a drafter was asked for, but the worker verifies no drafts".to_owned());
         }
-        let speculator = Speculator::new(config, max_drafts)?;
+        if let DrafterConfig::Worker(model) = config.drafter {
+            let carried = info.drafter.as_ref().map_or("none", |drafter| &drafter.name);
+            if carried != model.name() {
+                let wanted = model.name();
+                return Err(format!("the drafter {wanted} was asked for, and the worker carries {carried}"));
+            }
+        }
+        let proposed = info.drafter.as_ref().filter(|_| config.is_worker()).map(|drafter| drafter.max_drafts);
+        let max_drafts = max_drafts.min(proposed.unwrap_or(max_drafts));
+        let speculator = Speculator::new(config, max_drafts, info.experts)?;
         let counted = speculator.totals().clone();
         shared.set_speculation(speculator.status());
-        Ok(Self { speculator, metrics: metrics.speculation(max_drafts), counted, until_snapshot: 0 })
+        Ok(Self {
+            speculator,
+            metrics: metrics.speculation(max_drafts),
+            counted,
+            until_snapshot: 0,
+            cache: None,
+            saved: 0,
+        })
+    }
+
+    /// Takes over the times of earlier runs, and keeps those of this one.
+    pub fn remember(&mut self, cache: CostCache) {
+        if let Some(costs) = cache.load() {
+            self.speculator.restore(&costs);
+        }
+        self.cache = Some(cache);
+    }
+
+    /// Keeps what is known about times, if at least `news` measurements are new.
+    pub fn save(&mut self, news: u64) {
+        let measured = self.speculator.num_measured();
+        if let Some(cache) = self.cache.as_ref().filter(|_| measured - self.saved >= news) {
+            cache.save(self.speculator.costs());
+            self.saved = measured;
+        }
     }
 
     pub fn follow(&mut self, plan: &StepPlan) {
         self.speculator.follow(plan);
+    }
+
+    /// Whether some row may get drafts.
+    pub fn may_draft(&self) -> bool {
+        self.speculator.may_draft()
+    }
+
+    /// Drafts per row that the worker is to propose after this step.
+    pub fn wanted(&self, plan: &StepPlan) -> u32 {
+        self.speculator.wanted(plan)
     }
 
     pub fn learn(&mut self, plan: &StepPlan, output: &StepOutput, events: &[RowEvent], elapsed: Duration) {
@@ -46,7 +97,18 @@ impl Speculating {
     }
 
     /// Drafts for the next step, once the events are published; then whoever asks is told how things are.
-    pub fn propose(&mut self, scheduler: &mut Scheduler, events: &[RowEvent], shared: &Shared) {
+    pub fn propose(
+        &mut self,
+        scheduler: &mut Scheduler,
+        plan: &StepPlan,
+        output: &StepOutput,
+        events: &[RowEvent],
+        shared: &Shared,
+    ) {
+        if let Some(why) = &output.proposals.failed {
+            tracing::error!("the drafter failed, serving goes on without drafts: {why}");
+        }
+        self.speculator.receive(plan, output);
         self.speculator.propose(scheduler, events);
         for event in events.iter().filter(|event| event.finish.is_some()) {
             self.speculator.forget(event.request);

@@ -1,7 +1,8 @@
 //! The seam between the loop and whatever computes: a torch worker, a mock, later a remote rank.
 
 use frizzen_core::TokenId;
-use frizzen_sched::{StepOutput, StepPlan};
+pub use frizzen_sched::speculation::Experts;
+use frizzen_sched::{AdmissionLimits, StepOutput, StepPlan};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -27,6 +28,12 @@ pub struct WorkerInfo {
     /// Most drafts per row.
     #[serde(default)]
     pub max_drafts: u32,
+    /// The drafter that the worker carries, if it has one.
+    #[serde(default)]
+    pub drafter: Option<WorkerDrafter>,
+    /// Experts of the model, if it has any.
+    #[serde(default)]
+    pub experts: Option<Experts>,
     /// Tokens that end a request unless `ignore_eos`.
     pub eos_token_ids: Vec<TokenId>,
     /// `cpu`, `cuda:0`, ...
@@ -36,6 +43,61 @@ pub struct WorkerInfo {
     /// The kernel plan as JSON (what serves each layer, and why not something faster).
     #[serde(default)]
     pub plan: serde_json::Value,
+}
+
+impl WorkerInfo {
+    /// What the admissions of one step may carry.
+    pub const fn admission_limits(&self) -> AdmissionLimits {
+        AdmissionLimits::for_engine(
+            self.max_num_seqs,
+            self.max_num_batched_tokens,
+            self.max_model_len,
+            self.block_size,
+            self.vocab_size,
+        )
+    }
+
+    /// Whether the caller's thread is free while a step is computed.
+    pub fn computes_on_its_own(&self) -> bool {
+        self.device.starts_with("cuda")
+    }
+
+    /// Refuses a shape in which a single request could not finish.
+    pub fn validate(&self) -> std::result::Result<(), String> {
+        let needed = self.max_model_len.div_ceil(self.block_size.max(1));
+        let usable = self.num_blocks.saturating_sub(1);
+        if self.max_num_seqs == 0 || self.max_num_batched_tokens == 0 || self.block_size == 0 {
+            return Err("max_num_seqs, max_num_batched_tokens and block_size must be at least 1".to_owned());
+        }
+        if needed > usable {
+            let (len, fits) = (self.max_model_len, usable * self.block_size);
+            return Err(format!(
+                "max_model_len {len} needs {needed} KV blocks and there are {usable}: {fits} tokens fit"
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// A drafter inside a worker: it proposes after sampling, in the same step (see [`crate::arena`]).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WorkerDrafter {
+    /// `draft_model`, `mtp`, `eagle3` or `dspark`.
+    pub name: String,
+    /// Most drafts of a row.
+    pub max_drafts: u32,
+    /// Whether its proposals come with a chance of each draft.
+    pub has_confidence: bool,
+    /// Whether it follows the text by steps of its own: then every step costs it time, with drafts or without.
+    pub needs_context: bool,
+    /// Positions past a row's last one for which it writes KV into the row's blocks while it drafts. They are
+    /// allocated where blocks are free; elsewhere the block table has the null block, whose KV nobody reads.
+    #[serde(default)]
+    pub lookahead: u32,
+    /// Its KV of a position depends on the token that follows. Then the last block of a cached prefix is not used:
+    /// what followed it there may differ.
+    #[serde(default)]
+    pub kv_sees_next_token: bool,
 }
 
 /// A worker's failure. Never carries a foreign exception object: the text is made where it was raised.
@@ -78,6 +140,20 @@ pub trait Worker {
 
     /// Waits for the oldest submitted step and writes its results. `plan` is the plan of that step.
     fn collect(&mut self, plan: &StepPlan, output: &mut StepOutput) -> Result<(), WorkerError>;
+
+    /// Does one short piece of work that makes later steps faster, and says whether there is more. Called while there
+    /// is no request.
+    fn idle(&mut self) -> Result<bool, WorkerError> {
+        Ok(false)
+    }
+
+    /// Answers a question outside of the steps, JSON in and out.
+    ///
+    /// # Errors
+    /// A sentence for whoever asked; the worker goes on.
+    fn control(&mut self, name: &str, _argument: &str) -> Result<String, String> {
+        Err(format!("the worker has no command {name:?}"))
+    }
 
     /// Ends the worker. Called once, on the thread that built it.
     fn shutdown(&mut self) {}

@@ -7,7 +7,7 @@ use frizzen_core::{Request, RequestId, SamplingParams};
 use frizzen_engine::arena::{Arena, ArenaLayout, ArenaLimits, Section};
 use frizzen_engine::mock::mock_info;
 use frizzen_engine::{WorkerError, WorkerInfo};
-use frizzen_sched::{LAST_SAMPLED, Policy, Scheduler, SchedulerConfig, StepOutput, StepPlan};
+use frizzen_sched::{LAST_SAMPLED, Policy, Proposals, Scheduler, SchedulerConfig, StepOutput, StepPlan};
 
 #[repr(align(64))]
 #[derive(Clone, Copy)]
@@ -57,6 +57,7 @@ fn planned() -> StepPlan {
         num_blocks: info.num_blocks,
         prefix_caching: true,
         long_prefill_threshold: 0,
+        spare_last_hit: false,
         policy: Policy::Fcfs,
         hash_seed: 1,
         admissions: info.admission_limits(),
@@ -194,4 +195,42 @@ fn memory_that_is_too_small_is_refused() {
     let mut memory = Vec::new();
     let bytes = aligned(&mut memory, layout.bytes() - 1);
     assert!(Arena::new(&layout, bytes).is_err());
+}
+
+#[test]
+fn proposals_come_back_and_those_out_of_range_are_the_drafters_failure() {
+    let layout = ArenaLayout::new(ArenaLimits::for_worker(&WorkerInfo { max_drafts: 3, ..info() }));
+    let mut memory = Vec::new();
+    let bytes = aligned(&mut memory, layout.bytes());
+    let plan = StepPlan { propose: 2, ..planned() };
+    Arena::new(&layout, bytes).expect("large enough").encode(&plan).expect("fits");
+    assert_eq!(i64::from_ne_bytes(bytes[96..104].try_into().expect("eight")), 2, "the header's word 12");
+    assert_eq!(ints(&layout, bytes, "next_tokens", 2), [-1, -1], "both rows sample");
+    let decode = |bytes: &mut [u8]| {
+        let mut output = StepOutput::default();
+        let arena = Arena::new(&layout, bytes).expect("large enough");
+        arena.decode(&plan, 256, &mut output).expect("no drafter can fail the engine");
+        output.proposals
+    };
+    for row in 0..2 {
+        put(&layout, bytes, "num_sampled", row, 1i32.to_ne_bytes());
+        put(&layout, bytes, "proposed", 3 * row, (50 + row as i32).to_ne_bytes());
+    }
+    assert_eq!(decode(bytes), Proposals::default(), "a worker without a drafter writes nothing");
+    put(&layout, bytes, "num_proposed", 1, 2i32.to_ne_bytes());
+    put(&layout, bytes, "proposed", 4, 52i32.to_ne_bytes());
+    put(&layout, bytes, "proposed_confidence", 4, 0.5f32.to_ne_bytes());
+    let proposals = decode(bytes);
+    assert_eq!((&proposals.counts[..], &proposals.tokens[..]), (&[0, 2][..], &[51, 52][..]));
+    assert_eq!(proposals.confidences, [0.0, 0.5]);
+    for (name, at, value, reason) in [
+        ("num_proposed", 0, -1i32, "the drafter failed"),
+        ("num_proposed", 0, 3, "proposed 3 tokens for a row that was to get at most 2"),
+        ("proposed", 4, 256, "proposed token 256, the vocabulary has 256"),
+    ] {
+        put(&layout, bytes, "num_proposed", 0, 0i32.to_ne_bytes());
+        put(&layout, bytes, name, at, value.to_ne_bytes());
+        let failed = decode(bytes).failed.expect("refused");
+        assert!(failed.contains(reason), "{failed}");
+    }
 }

@@ -1,6 +1,7 @@
 //! The loop over the mock: overlap changes nothing, faults end streams, nothing leaks.
 
 use std::sync::Arc;
+use std::sync::mpsc::channel;
 use std::thread;
 use std::time::Duration;
 
@@ -123,8 +124,10 @@ impl TokenMatcher for Breaks {
 #[test]
 fn a_constraint_that_breaks_ends_its_request_with_an_error_and_no_other_guidance_1042() {
     for overlap in [false, true] {
-        let mut rig =
-            rig(MockWorker::new(mock_info()), EngineOptions { overlap, ..EngineOptions::default() });
+        let mut rig = rig(
+            MockWorker::new(mock_info()),
+            EngineOptions { overlap: Some(overlap), ..EngineOptions::default() },
+        );
         let mut breaking = request(&[1, 2], 20);
         breaking.constraint = Some(Arc::new(Breaks { after: 5 }));
         breaking.params.ignore_eos = true;
@@ -158,8 +161,10 @@ fn overlapped_and_plain_loops_give_equal_streams() {
         ..mock_info()
     };
     let texts = [false, true].map(|overlap| {
-        let mut rig =
-            rig(MockWorker::new(tight.clone()), EngineOptions { overlap, ..EngineOptions::default() });
+        let mut rig = rig(
+            MockWorker::new(tight.clone()),
+            EngineOptions { overlap: Some(overlap), ..EngineOptions::default() },
+        );
         let streams: Vec<_> = (0..24u32)
             .map(|i| {
                 let prompt: Vec<TokenId> = (0..=(i * 7 % 90)).map(|t| (t * 13 + i / 3) % 256).collect();
@@ -203,7 +208,7 @@ fn overlap_hides_the_host_behind_the_step_on_a_virtual_clock() {
         MockWorker::new(mock_info()).taking(TimingLaw::constant(Duration::from_millis(10))).on(clock.clone());
     let (handle, seat) = seat(Arc::new(clock.clone()), 10);
     let metrics = Metrics::new(&MetricsOptions { model_name: "m".to_owned(), vllm_names: false });
-    let options = EngineOptions { overlap: true, ..EngineOptions::default() };
+    let options = EngineOptions { overlap: Some(true), ..EngineOptions::default() };
     let mut engine = Engine::new(seat, worker, options, metrics.engine(0)).expect("consistent");
     let stream = handle.submit(request(&[1, 2, 3], 20)).expect("fits");
     while engine.step().expect("no fault") != Turn::Idle {}
@@ -213,6 +218,38 @@ fn overlap_hides_the_host_behind_the_step_on_a_virtual_clock() {
         Duration::from_millis(200),
         "20 steps of 10 ms, back to back"
     );
+}
+
+#[test]
+fn an_idle_loop_gives_the_worker_time_until_it_has_nothing_left_to_do() {
+    let (done, chores) = channel();
+    let rig = rig(MockWorker::new(mock_info()).with_chores(3, done), EngineOptions::default());
+    let (mut engine, handle) = (rig.engine, rig.handle);
+    let stream = handle.submit(request(&[1, 2], 5)).expect("fits");
+    let thread = thread::spawn(move || engine.run());
+    for _ in 0..3 {
+        chores.recv().expect("the loop is idle once the request has ended");
+    }
+    assert_eq!(all(stream).tokens.len(), 5);
+    // A request still finds the loop, whatever the worker was doing.
+    let again = handle.submit(request(&[3], 4)).expect("fits");
+    handle.shutdown();
+    thread.join().expect("no panic").expect("no fault");
+    drop(again);
+    assert!(chores.recv().is_err(), "the worker had three pieces of work");
+}
+
+#[test]
+fn only_a_device_of_its_own_makes_overlap_the_default() {
+    let tokens_after = |device: &str, overlap| {
+        let info = WorkerInfo { device: device.to_owned(), ..mock_info() };
+        let mut rig = rig(MockWorker::new(info), EngineOptions { overlap, ..EngineOptions::default() });
+        let stream = rig.handle.submit(request(&[1, 2], 5)).expect("fits");
+        rig.engine.step().expect("no fault");
+        all(stream).tokens.len()
+    };
+    assert_eq!((tokens_after("cpu", None), tokens_after("cuda:0", None)), (1, 0));
+    assert_eq!((tokens_after("cpu", Some(true)), tokens_after("cuda:0", Some(false))), (0, 1));
 }
 
 #[test]
@@ -263,8 +300,10 @@ fn a_stop_string_counts_as_stopped() {
 fn a_thousand_requests_dropped_at_random_moments_leak_nothing() {
     let tight = WorkerInfo { num_blocks: 120, max_model_len: 512, max_num_seqs: 16, ..mock_info() };
     for overlap in [false, true] {
-        let mut rig =
-            rig(MockWorker::new(tight.clone()), EngineOptions { overlap, ..EngineOptions::default() });
+        let mut rig = rig(
+            MockWorker::new(tight.clone()),
+            EngineOptions { overlap: Some(overlap), ..EngineOptions::default() },
+        );
         let mut open: Vec<OutputStream> = Vec::new();
         let mut state = 1u64;
         let mut random = |n: usize| {

@@ -67,6 +67,7 @@ fn replica(path: PathBuf, rank: u32, worker: MockWorker) -> JoinHandle<std::io::
         let options = ReplicaOptions {
             clock,
             metrics: Arc::clone(&metrics),
+            refresh_metrics: Box::new(|_| {}),
             read_constraint: Box::new(read_constraint),
             step_timeout: Duration::from_secs(10),
         };

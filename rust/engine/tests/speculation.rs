@@ -7,11 +7,11 @@ use frizzen_core::{
     Error, ManualClock, OutputDelta, Request, SamplingParams, Speculation, SpeculationReason, SystemClock,
     TokenId,
 };
-use frizzen_engine::mock::{Content, MockWorker, TimingLaw, mock_info};
+use frizzen_engine::mock::{Content, Fault, MockWorker, TimingLaw, mock_drafter, mock_info};
 use frizzen_engine::{Engine, EngineHandle, EngineOptions, OutputStream, Turn, WorkerInfo, seat};
 use frizzen_metrics::{Metrics, MetricsOptions, TextFormat};
 use frizzen_sched::draft::{NgramConfig, SuffixConfig};
-use frizzen_sched::speculation::{DrafterConfig, SpeculationConfig};
+use frizzen_sched::speculation::{DrafterConfig, ModelDrafter, SpeculationConfig};
 
 const MAX_DRAFTS: u32 = 8;
 
@@ -32,7 +32,7 @@ fn request(prompt: &[TokenId], max_tokens: u32) -> Request {
 
 fn options(drafter: DrafterConfig, default: Speculation) -> EngineOptions {
     EngineOptions {
-        speculation: Some(SpeculationConfig { drafter, default, fill: false }),
+        speculation: Some(SpeculationConfig { drafter, default, ..SpeculationConfig::default() }),
         ..EngineOptions::default()
     }
 }
@@ -51,8 +51,12 @@ struct Rig {
     metrics: Metrics,
 }
 
+fn mtp() -> DrafterConfig {
+    DrafterConfig::Worker(ModelDrafter::Mtp)
+}
+
 fn info() -> WorkerInfo {
-    WorkerInfo { max_drafts: MAX_DRAFTS, ..mock_info() }
+    WorkerInfo { max_drafts: MAX_DRAFTS, drafter: Some(mock_drafter("mtp", MAX_DRAFTS)), ..mock_info() }
 }
 
 fn rig(worker: MockWorker, options: EngineOptions, clock: Option<&ManualClock>) -> Rig {
@@ -128,10 +132,10 @@ fn texts(options: EngineOptions) -> (Vec<OutputDelta>, Rig) {
 #[test]
 fn every_drafter_length_and_loop_gives_the_text_of_no_speculation_vllm_41758() {
     let (plain, _) = texts(EngineOptions::default());
-    for drafter in [ngram(), suffix()] {
+    for drafter in [ngram(), suffix(), mtp()] {
         for default in [1, 2, 3, 8].map(Speculation::MaxTokens).into_iter().chain([Speculation::Auto]) {
             for overlap in [false, true] {
-                let options = EngineOptions { overlap, ..options(drafter, default) };
+                let options = EngineOptions { overlap: Some(overlap), ..options(drafter, default) };
                 let (drafted, rig) = texts(options);
                 for (at, (plain, drafted)) in plain.iter().zip(&drafted).enumerate() {
                     let about = format!("request {at}, {options:?}");
@@ -156,7 +160,7 @@ fn every_drafter_length_and_loop_gives_the_text_of_no_speculation_vllm_41758() {
 fn an_echo_takes_a_step_per_run_of_drafts_and_the_usage_says_so() {
     for overlap in [false, true] {
         let worker = MockWorker::new(info()).saying(Content::Echo);
-        let options = EngineOptions { overlap, ..options(ngram(), Speculation::Off) };
+        let options = EngineOptions { overlap: Some(overlap), ..options(ngram(), Speculation::Off) };
         let mut rig = rig(worker, options, None);
         let mut new = request(&(1..=40).collect::<Vec<_>>(), 91);
         new.params.speculation = Some(Speculation::MaxTokens(8));
@@ -258,6 +262,8 @@ fn auto_gains_where_drafts_are_cheap_and_never_loses_where_they_are_dear() {
         per_decode_row: 100_000,
         per_prefill_token,
         per_context_token: 0,
+        drafting: 0,
+        per_proposed_draft: 0,
     };
     let noise: Arc<[TokenId]> = (1..=4).collect();
     for (law, content, least_gain) in [
@@ -283,4 +289,47 @@ fn auto_gains_where_drafts_are_cheap_and_never_loses_where_they_are_dear() {
             status.totals.saved
         );
     }
+}
+
+#[test]
+fn a_drafter_that_fails_is_given_up_with_a_reason_and_serving_goes_on() {
+    let worker = MockWorker::new(info()).saying(Content::Echo).failing(Fault::Drafter(5));
+    let mut rig = rig(worker, options(mtp(), Speculation::MaxTokens(3)), None);
+    let mut new = request(&(1..=40).collect::<Vec<_>>(), 60);
+    new.params.speculation = Some(Speculation::MaxTokens(3));
+    let stream = rig.handle.submit(new).expect("fits");
+    rig.run_to_idle();
+    let delta = all(stream);
+    assert_eq!(delta.tokens, (1..=40).cycle().take(60).collect::<Vec<_>>());
+    let usage = delta.speculation.expect("asked for");
+    assert!(usage.accepted > 0, "it drafted until it failed");
+    assert!(usage.reasons[SpeculationReason::DrafterFailed as usize] > 30, "{usage:?}");
+    let status = rig.handle.speculation().expect("there is a drafter");
+    assert!(!status.on && status.reason == SpeculationReason::DrafterFailed);
+    assert_eq!(status.failure.as_deref(), Some("the mock was told to fail its drafter"));
+}
+
+#[test]
+fn a_worker_proposes_as_many_drafts_as_the_rows_of_the_step_may_use() {
+    let worker = MockWorker::new(WorkerInfo { max_num_seqs: 2, ..info() }).saying(Content::Echo);
+    let mut rig = rig(worker, options(mtp(), Speculation::Off), None);
+    let mut new = request(&[1, 2, 3], 6);
+    new.params.speculation = Some(Speculation::MaxTokens(3));
+    let stream = rig.handle.submit(new).expect("fits");
+    // Prefill and first proposal; then one step verifies three drafts and the last one what is left.
+    let turns = rig.run_to_idle();
+    assert_eq!(all(stream).tokens, [1, 2, 3, 1, 2, 3]);
+    assert!((3..=6).contains(&turns), "{turns}");
+}
+
+#[test]
+fn a_drafter_that_the_worker_does_not_carry_is_refused() {
+    let bare = WorkerInfo { drafter: None, ..info() };
+    let (_, seat) = seat(Arc::new(SystemClock::new()), 10);
+    let metrics = Metrics::new(&MetricsOptions { model_name: "m".to_owned(), vllm_names: true });
+    let engine =
+        Engine::new(seat, MockWorker::new(bare), options(mtp(), Speculation::Off), metrics.engine(0));
+    assert!(
+        engine.expect_err("refused").to_string().contains("mtp was asked for, and the worker carries none")
+    );
 }

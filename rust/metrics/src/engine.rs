@@ -61,6 +61,7 @@ pub struct EngineMetrics {
     prefix_cache_queries: Counter,
     prefix_cache_hits: Counter,
     preemptions: Counter,
+    corrupted: Counter,
     prompt_tokens: Counter,
     prompt_computed: Counter,
     prompt_cache_hit: Counter,
@@ -104,6 +105,7 @@ impl EngineMetrics {
             prefix_cache_queries: counter(&families.prefix_cache_queries),
             prefix_cache_hits: counter(&families.prefix_cache_hits),
             preemptions: counter(&families.preemptions),
+            corrupted: counter(&families.corrupted_requests),
             prompt_tokens: counter(&families.prompt_tokens),
             prompt_computed: source("local_compute"),
             prompt_cache_hit: source("local_cache_hit"),
@@ -159,6 +161,11 @@ impl EngineMetrics {
     /// `n` running requests lost their blocks.
     pub fn preempted(&self, n: u64) {
         self.preemptions.inc_by(n);
+    }
+
+    /// A request ended because its logits were not finite.
+    pub fn corrupted(&self) {
+        self.corrupted.inc();
     }
 
     /// A prompt is done: its tokens by source.

@@ -139,6 +139,20 @@ families! {
         Own "speculation_on" "1 while requests that leave it to the server get drafts";
     spec_saved: Ratios = Ratios::default(),
         Own "speculation_saved_seconds" "Estimated time saved by drafts since the start, lost if negative";
+    corrupted_requests: Counters = Counters::default(),
+        Shared "corrupted_requests" "Requests that failed because their logits were not finite";
+    expert_tokens: Counters = Counters::default(),
+        Own "expert_tokens" "Tokens routed to an expert, by layer";
+    expert_balance: Ratios = Ratios::default(),
+        Own "expert_balance" "Mean over maximum of the tokens of a layer's experts since the start, 1 means all alike";
+    graph_steps: Counters = Counters::default(),
+        Own "graph_steps" "Steps that ran as one CUDA graph";
+    eager_steps: Counters = Counters::default(),
+        Own "eager_steps" "Steps that were launched kernel by kernel, by shape";
+    late_compiles: Counters = Counters::default(),
+        Own "late_compiles" "Kernels compiled after the start, by kernel";
+    worker_events: Counters = Counters::default(),
+        Own "worker_events" "Other counters of the worker, by name";
     request_success: Counters = Counters::default(),
         Shared "request_success" "Requests that ended, by reason";
     iteration_tokens: Histograms = histograms(ITERATION_TOKENS),

@@ -3,6 +3,7 @@
 //! * [`engine`]: what one engine reports. Its handles are resolved once, when the engine is made, which also creates
 //!   every series at zero; nothing looks a label up while requests run.
 //! * `speculation`: what an engine with a drafter reports besides.
+//! * `worker`: what only the worker can count, read now and then.
 //! * [`http`]: one count and two histograms per route, with labels that a client cannot grow.
 //! * [`families`]: the names, the help texts and the buckets. `vllm:` names are the same instruments registered twice.
 //! * [`text`]: the two text formats; `merge`: several processes in one.
@@ -17,11 +18,13 @@ mod label;
 mod merge;
 mod speculation;
 pub mod text;
+mod worker;
 
 pub use engine::{CacheConfig, EngineMetrics, FinishedRequest};
 pub use http::HttpMetrics;
 pub use speculation::SpeculationMetrics;
 pub use text::TextFormat;
+pub use worker::WorkerMetrics;
 
 use prometheus_client::registry::Registry;
 
@@ -56,6 +59,11 @@ impl Metrics {
     /// The instruments of engine `index`, its series created at zero.
     pub fn engine(&self, index: u32) -> EngineMetrics {
         EngineMetrics::new(&self.families, &self.engine_labels(index))
+    }
+
+    /// The instruments of the worker of engine `index`.
+    pub fn worker(&self, index: u32) -> WorkerMetrics {
+        WorkerMetrics::new(&self.families, self.engine_labels(index))
     }
 
     /// The instruments of the HTTP server.

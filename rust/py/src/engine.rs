@@ -33,7 +33,7 @@ pub(crate) struct EngineSettings {
     pub model: String,
     pub tokenizer: Option<String>,
     pub enable_prefix_caching: bool,
-    pub overlap: bool,
+    pub overlap: Option<bool>,
     pub seed: Option<u64>,
     #[serde(flatten)]
     pub speculation: SpeculationOptions,
@@ -45,7 +45,7 @@ impl Default for EngineSettings {
             model: String::new(),
             tokenizer: None,
             enable_prefix_caching: true,
-            overlap: false,
+            overlap: None,
             seed: None,
             speculation: SpeculationOptions::default(),
         }
@@ -113,12 +113,16 @@ pub(crate) fn resolve(py: Python<'_>, model: &str) -> PyResult<String> {
     path.str()?.extract()
 }
 
-/// The worker's configuration with the drafts that it has to verify.
-fn with_drafts(config_json: &str, speculation: Option<ResolvedSpeculation>) -> PyResult<String> {
+/// The worker's configuration with what its options about speculation amount to.
+fn with_drafts(config_json: &str, speculation: Option<&ResolvedSpeculation>) -> PyResult<String> {
     let Some(speculation) = speculation else { return Ok(config_json.to_owned()) };
     let mut config: serde_json::Value = serde_json::from_str(config_json)
         .map_err(|error| PyValueError::new_err(format!("engine config: {error}")))?;
-    config["max_drafts"] = speculation.max_drafts.into();
+    let resolved = serde_json::to_value(&speculation.worker)
+        .map_err(|error| PyValueError::new_err(format!("speculation: {error}")))?;
+    for (name, value) in resolved.as_object().into_iter().flatten() {
+        config[name] = value.clone();
+    }
     Ok(config.to_string())
 }
 
@@ -153,7 +157,7 @@ impl PyEngine {
         // The tokenizer is parsed while torch is imported and the weights are read.
         let text = std::thread::spawn(move || load_text(Path::new(&path)));
         let speculation = settings.speculation.resolve().map_err(|message| config_error(py, &message))?;
-        let worker = PyWorker::build(py, &with_drafts(config_json, speculation)?)?;
+        let worker = PyWorker::build(py, &with_drafts(config_json, speculation.as_ref())?)?;
         let (tokenizer, template) =
             text.join().map_err(|_| PyRuntimeError::new_err("loading the tokenizer panicked"))?;
         let (handle, seat) = seat(Arc::new(SystemClock::new()), usize::MAX);
@@ -163,11 +167,14 @@ impl PyEngine {
             overlap: settings.overlap,
             prefix_caching: settings.enable_prefix_caching,
             seed: settings.seed,
-            speculation: speculation.map(|resolved| resolved.config),
+            speculation: speculation.as_ref().map(|resolved| resolved.config),
             ..EngineOptions::default()
         };
-        let engine =
+        let mut engine =
             Engine::new(seat, worker, options, metrics.engine(0)).map_err(|error| to_py(py, &error))?;
+        if let Some(directory) = speculation.and_then(|resolved| resolved.cache) {
+            engine.remember_costs(&directory);
+        }
         Ok(Self { engine: Some(engine), handle, tokenizer, template, grammars: OnceLock::new() })
     }
 

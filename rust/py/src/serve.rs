@@ -12,7 +12,7 @@ use frizzen_core::{Error, SystemClock};
 use frizzen_engine::remote::replica::ReplicaOptions;
 use frizzen_engine::{Engine, EngineHandle, EngineOptions, EngineSeat, Health, Worker, WorkerInfo, seat};
 use frizzen_metrics::Metrics;
-use frizzen_server::replicas::{Program, Replicas, read_constraint, serve_headless};
+use frizzen_server::replicas::{Program, Replicas, read_constraint, refresh_metrics, serve_headless};
 use frizzen_server::serve::bind;
 use frizzen_server::{
     AppState, Outcome, ServerConfig, SharedState, ShutdownRequests, TextModel, logging, runtime,
@@ -116,12 +116,10 @@ fn in_process(
     thread::Builder::new().name("engine".to_owned()).spawn(move || {
         let ran = attached(|py| {
             let text = begin(py, &config, &handle)?;
-            let (worker, options) = build(py, &config)?;
+            let built = build(py, &config)?;
             state.set_text(joined(text)?);
-            publish_plan(&state.metrics, worker.info());
             detached(py, || {
-                let mut engine = Engine::new(seat, worker, options, state.engine_metrics.clone())?;
-                state.metrics.cache_config(0, &engine.cache_config());
+                let mut engine = built.seated(seat, &state.metrics, 0)?;
                 announce(&state, address);
                 engine.run()
             })
@@ -195,6 +193,7 @@ fn run_headless(py: Python<'_>, config: &ServerConfig) -> std::io::Result<u8> {
         ReplicaOptions {
             clock,
             metrics: Arc::clone(&metrics),
+            refresh_metrics: refresh_metrics(&metrics, config.replicas.rank()),
             read_constraint: read_constraint(handle.clone(), load),
             step_timeout: config.http.step_timeout,
         }
@@ -207,13 +206,8 @@ fn run_headless(py: Python<'_>, config: &ServerConfig) -> std::io::Result<u8> {
                 let path = tokenizer_path(py, &config)?;
                 // Set once: this thread runs once.
                 let _ = tokenizer.set(path);
-                let (worker, options) = build(py, &config)?;
-                publish_plan(&metrics, worker.info());
-                detached(py, || {
-                    let mut engine = Engine::new(seat, worker, options, metrics.engine(rank))?;
-                    metrics.cache_config(rank, &engine.cache_config());
-                    engine.run()
-                })
+                let built = build(py, &config)?;
+                detached(py, || built.seated(seat, &metrics, rank)?.run())
             });
             if let Err(error) = ran {
                 handle.fail(error);
@@ -269,11 +263,33 @@ fn tokenizer_path(py: Python<'_>, config: &ServerConfig) -> Result<PathBuf, Erro
 }
 
 /// Builds the worker on this thread, which stays attached to Python for as long as it calls it.
-fn build(py: Python<'_>, config: &ServerConfig) -> Result<(PyWorker, EngineOptions), Error> {
+fn build(py: Python<'_>, config: &ServerConfig) -> Result<Built, Error> {
     let speculation = config.speculation.resolve().map_err(|message| Error::Engine { message })?;
-    let worker =
-        PyWorker::build(py, &config.engine_json(speculation)).map_err(|error| start_error(py, &error))?;
-    Ok((worker, config.engine_options(speculation)))
+    let built = PyWorker::build(py, &config.engine_json(speculation.as_ref()));
+    let worker = built.map_err(|error| start_error(py, &error))?;
+    let options = config.engine_options(speculation.as_ref());
+    Ok(Built { worker, options, costs: speculation.and_then(|resolved| resolved.cache) })
+}
+
+/// A worker, and what the loop around it is to do.
+struct Built {
+    worker: PyWorker,
+    options: EngineOptions,
+    /// Where measured step times are kept.
+    costs: Option<PathBuf>,
+}
+
+impl Built {
+    /// The loop of engine `rank`, with its metrics.
+    fn seated(self, seat: EngineSeat, metrics: &Metrics, rank: u32) -> Result<Engine<PyWorker>, Error> {
+        publish_plan(metrics, self.worker.info());
+        let mut engine = Engine::new(seat, self.worker, self.options, metrics.engine(rank))?;
+        if let Some(directory) = &self.costs {
+            engine.remember_costs(directory);
+        }
+        metrics.cache_config(rank, &engine.cache_config());
+        Ok(engine)
+    }
 }
 
 /// What the log says and what clients are told of a model that cannot be served.

@@ -77,6 +77,13 @@ impl PyWorker {
     }
 }
 
+/// What the worker's command `drafter` says of a failure, if it knows of one.
+fn drafter_failure(py: Python<'_>, worker: &Py<PyAny>) -> Option<String> {
+    let answer = worker.call_method1(py, "control", ("drafter", "null")).ok()?;
+    let answer: serde_json::Value = serde_json::from_str(&answer.extract::<String>(py).ok()?).ok()?;
+    answer["failed"].as_str().map(str::to_owned)
+}
+
 /// The text of an exception, made while attached: the exception itself must not travel to threads that never attach.
 pub(crate) fn worker_error(py: Python<'_>, error: &PyErr) -> WorkerError {
     let kind = error.get_type(py).name().map_or_else(|_| "Exception".to_owned(), |name| name.to_string());
@@ -123,7 +130,28 @@ impl Worker for PyWorker {
         let arena = self.collected % NUM_ARENAS;
         self.collected += 1;
         self.call(|worker| &worker.collect, arena)?;
-        Arena::new(&self.layout, self.arenas[arena].bytes())?.decode(plan, self.info.vocab_size, output)
+        Arena::new(&self.layout, self.arenas[arena].bytes())?.decode(plan, self.info.vocab_size, output)?;
+        if let Some(reason) = &mut output.proposals.failed {
+            // What the arena can say is that it failed; the worker kept the exception's text.
+            if let Some(told) = attached(|py| drafter_failure(py, &self.object)) {
+                *reason = told;
+            }
+        }
+        Ok(())
+    }
+
+    fn idle(&mut self) -> Result<bool, WorkerError> {
+        attached(|py| {
+            let more = self.object.call_method0(py, "idle").and_then(|more| more.extract(py));
+            more.map_err(|error| worker_error(py, &error))
+        })
+    }
+
+    fn control(&mut self, name: &str, argument: &str) -> Result<String, String> {
+        attached(|py| {
+            let answer = self.object.call_method1(py, "control", (name, argument));
+            answer.and_then(|answer| answer.extract(py)).map_err(|error| error.to_string())
+        })
     }
 
     fn shutdown(&mut self) {

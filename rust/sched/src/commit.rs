@@ -28,6 +28,8 @@ pub struct RowEvent {
     pub gap: Option<Duration>,
     /// The end, if this is it.
     pub finish: Option<Finish>,
+    /// It ended because its logits were not finite.
+    pub corrupted: bool,
 }
 
 /// What becomes known with a request's first token.
@@ -185,6 +187,7 @@ impl Scheduler {
             first,
             gap,
             finish: reason.take().map(|reason| state.finish(reason)),
+            corrupted: failure.is_some(),
         });
         if failure.is_some() {
             self.distrust(slot);

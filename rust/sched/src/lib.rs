@@ -27,7 +27,8 @@ pub mod window;
 pub use commit::{Finish, FirstToken, RowEvent};
 pub use config::{AdmissionLimits, Policy, SchedulerConfig};
 pub use plan::{
-    Admission, BlockDelta, LAST_SAMPLED, PlannedRow, PositionLogprobs, PromptPosition, StepOutput, StepPlan,
+    Admission, BlockDelta, LAST_SAMPLED, PlannedRow, PositionLogprobs, PromptPosition, Proposals, StepOutput,
+    StepPlan,
 };
 pub use scheduler::{Scheduler, SchedulerCounters};
 pub use window::{ConstraintScope, ConstraintStart, ReasoningBoundary, ReasoningMarkers};

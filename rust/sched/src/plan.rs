@@ -27,6 +27,8 @@ pub struct PlannedRow {
     pub num_drafts: u32,
     /// False for a prefill chunk that does not reach the last known token: nothing is sampled.
     pub samples: bool,
+    /// The token after the row's last one, if it is known already (`samples` is false), else -1.
+    pub next_token: i32,
 }
 
 /// A request that takes a row in this step, for the first time or after a preemption.
@@ -116,6 +118,8 @@ pub struct StepPlan {
     pub admissions: Vec<Admission>,
     /// Changes of the block table, to be applied before the step.
     pub blocks: Vec<BlockDelta>,
+    /// The most drafts per row that the worker's drafter is to propose after this step; with 0 it only keeps its context.
+    pub propose: u32,
 }
 
 impl StepPlan {
@@ -150,6 +154,7 @@ impl StepPlan {
         self.prompt_positions.clear();
         self.admissions.clear();
         self.blocks.clear();
+        self.propose = 0;
     }
 }
 
@@ -181,6 +186,31 @@ pub struct StepOutput {
     pub top: Vec<(TokenId, f32)>,
     /// Rows that failed on their own (say, logits that are not finite), with the reason.
     pub failed: Vec<(RowId, String)>,
+    /// What the worker's drafter proposes for the next step; empty without one.
+    pub proposals: Proposals,
+}
+
+/// Drafts that a worker proposed after it sampled a step. The drafts of the next plan are a prefix of them, row by row.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Proposals {
+    /// `[B]` drafts of each row in [`Self::tokens`].
+    pub counts: Vec<u32>,
+    /// The drafts, row after row.
+    pub tokens: Vec<TokenId>,
+    /// Parallel to `tokens`: the estimated chance that the draft is right if those before it are; NaN is no estimate.
+    pub confidences: Vec<f32>,
+    /// The drafter failed, and why; it proposes nothing any more.
+    pub failed: Option<String>,
+}
+
+impl Proposals {
+    /// Empties every array and keeps the memory.
+    pub fn clear(&mut self) {
+        self.counts.clear();
+        self.tokens.clear();
+        self.confidences.clear();
+        self.failed = None;
+    }
 }
 
 impl StepOutput {
@@ -192,5 +222,6 @@ impl StepOutput {
         self.prompt_logprobs.clear();
         self.top.clear();
         self.failed.clear();
+        self.proposals.clear();
     }
 }

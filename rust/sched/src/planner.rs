@@ -38,6 +38,7 @@ impl Scheduler {
         if self.selected.is_empty() {
             return false;
         }
+        self.allocate_lookahead(plan);
         self.step = StepId(self.step.0 + 1);
         plan.step = self.step;
         // Rows of one token first: the layout that decode kernels want.
@@ -128,6 +129,28 @@ impl Scheduler {
         for _ in 0..self.missing_blocks(slot, num_tokens) {
             let block = self.pool.allocate().expect("the caller made room");
             self.append_block(plan, slot, block);
+        }
+    }
+
+    /// Blocks past the end of the rows that sample, for drafters that write there: only what is free, once everybody who
+    /// needs a block has it.
+    fn allocate_lookahead(&mut self, plan: &mut StepPlan) {
+        if self.lookahead == 0 {
+            return;
+        }
+        let (size, most) = (self.config.block_size, self.config.admissions.block_deltas as usize);
+        for at in 0..self.selected.len() {
+            let slot = self.selected[at].slot;
+            let state = self.state(slot);
+            if state.computed < state.known() {
+                continue;
+            }
+            let end = (state.computed + self.lookahead).min(self.config.max_model_len);
+            let missing = (end.div_ceil(size) as usize).saturating_sub(state.blocks.len());
+            for _ in 0..missing.min(most.saturating_sub(plan.blocks.len())) {
+                let Some(block) = self.pool.allocate() else { return };
+                self.append_block(plan, slot, block);
+            }
         }
     }
 
@@ -263,7 +286,7 @@ impl Scheduler {
         }
         let most = (state.tokens.len() - 1) / self.config.block_size as usize;
         self.hash_blocks(slot, most);
-        self.hit_blocks(slot, most).count()
+        self.hit_blocks(slot, most).count().saturating_sub(usize::from(self.config.spare_last_hit))
     }
 
     fn hit_blocks(&self, slot: usize, most: usize) -> impl Iterator<Item = BlockId> {
@@ -321,6 +344,7 @@ impl Scheduler {
             num_tokens: share.num_tokens,
             num_drafts,
             samples,
+            next_token: if samples { -1 } else { as_input(state.tokens[state.computed as usize]) },
         });
     }
 }

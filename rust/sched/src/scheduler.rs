@@ -42,6 +42,8 @@ pub struct Scheduler {
     pub(crate) waiting: BTreeMap<(i32, u64), usize>,
     pub(crate) rows: Vec<RowId>,
     pub(crate) selected: Vec<Selected>,
+    /// Positions past a row's last one that get blocks where some are free.
+    pub(crate) lookahead: u32,
     /// Scratch of the planner.
     pub(crate) queue: Vec<usize>,
     arrivals: u64,
@@ -63,6 +65,7 @@ impl Scheduler {
             waiting: BTreeMap::new(),
             rows,
             selected: Vec::with_capacity(config.max_num_seqs as usize),
+            lookahead: 0,
             queue: Vec::with_capacity(config.max_num_seqs as usize),
             arrivals: 0,
             step: StepId(0),
@@ -179,6 +182,11 @@ impl Scheduler {
         }
         let reset = self.pool.reset();
         debug_assert!(reset, "no block is in use after every request was preempted");
+    }
+
+    /// Positions past the last one of a row that samples, for which the next plans allocate blocks where some are free.
+    pub const fn set_lookahead(&mut self, positions: u32) {
+        self.lookahead = positions;
     }
 
     /// Most tokens of a step from now on.

@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use frizzen_core::{Constraint, Error, Request, Result, TokenId, TokenMatcher};
 
+use crate::draw::{mix, uniform};
 use crate::plan::{LAST_SAMPLED, PlannedRow, PositionLogprobs, StepOutput, StepPlan};
 
 /// What a token choice may depend on.
@@ -33,11 +34,22 @@ pub struct ChainModel {
     kv: Vec<u64>,
     rows: Vec<Row>,
     run: u32,
+    drafting: Option<SimDrafter>,
+}
+
+/// A drafter that knows the text, but for some mistakes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SimDrafter {
+    /// Share of its drafts that are right.
+    pub accuracy: f64,
+    /// Whether it says so.
+    pub confident: bool,
 }
 
 #[derive(Clone, Debug, Default)]
 struct Row {
     request: Option<Arc<Request>>,
+    seed: u64,
     table: Vec<u32>,
     last: TokenId,
 }
@@ -66,6 +78,7 @@ impl ChainModel {
             kv: vec![0; num_blocks as usize * block_size as usize],
             rows: vec![Row::default(); max_num_seqs as usize],
             run: 1,
+            drafting: None,
         }
     }
 
@@ -73,6 +86,11 @@ impl ChainModel {
     /// on one token per step.
     pub const fn set_run(&mut self, run: u32) {
         self.run = run;
+    }
+
+    /// Lets the model propose drafts as well, wherever a plan asks for them.
+    pub const fn set_drafter(&mut self, drafter: SimDrafter) {
+        self.drafting = Some(drafter);
     }
 
     /// The token that follows, if nothing scripts it.
@@ -105,6 +123,7 @@ impl ChainModel {
         for admission in &plan.admissions {
             let row = &mut self.rows[admission.row.index()];
             row.request = Some(Arc::clone(&admission.request));
+            row.seed = admission.seed;
         }
         for delta in &plan.blocks {
             let table = &mut self.rows[delta.row.index()].table;
@@ -154,6 +173,11 @@ impl ChainModel {
                 self.rows[row.row.index()].last = *last;
             }
             output.num_sampled.push((output.tokens.len() - before) as u32);
+            if let Some(drafter) = self.drafting {
+                let sampled = output.tokens.len() - before;
+                let chain = sampled.checked_sub(1).map(|at| chains[chains.len() - count + at]);
+                self.draft(drafter, plan.propose, row, chain, output, &mut choose);
+            }
             sample += count;
             first += row.num_tokens as usize;
         }
@@ -161,6 +185,45 @@ impl ChainModel {
             let scored = Self::score(self.vocab_size, output, position.target, position.alternatives);
             output.prompt_logprobs.push(scored);
         }
+    }
+
+    /// Proposes what follows the row's last token, which `chain` precedes.
+    fn draft(
+        &self,
+        drafter: SimDrafter,
+        most: u32,
+        row: &PlannedRow,
+        chain: Option<u64>,
+        output: &mut StepOutput,
+        choose: &mut impl FnMut(&Self, &Choice<'_>) -> TokenId,
+    ) {
+        let state = &self.rows[row.row.index()];
+        let request = state.request.as_deref().expect("a scheduled row was admitted");
+        let Some(mut chain) = chain.filter(|_| most > 0) else {
+            output.proposals.counts.push(0);
+            return;
+        };
+        let (mut token, sampled) = (state.last, output.num_sampled.last().copied().unwrap_or(0));
+        // Position of the row's last token.
+        let last = row.start + row.num_tokens - row.num_drafts - 1 + sampled;
+        for ahead in 1..=most {
+            chain = link(chain, token);
+            let position = last + ahead;
+            let choice = Choice {
+                request,
+                ordinal: position - request.prompt.len() as u32,
+                chain,
+                uniform: if request.params.is_greedy() { 0.0 } else { uniform(state.seed, position) },
+            };
+            token = choose(self, &choice);
+            if mix(chain) as f64 >= drafter.accuracy * u64::MAX as f64 {
+                token = (token + 1) % self.vocab_size;
+            }
+            output.proposals.tokens.push(token);
+            let confidence = if drafter.confident { drafter.accuracy as f32 } else { f32::NAN };
+            output.proposals.confidences.push(confidence);
+        }
+        output.proposals.counts.push(most);
     }
 
     /// Writes the KV of every row; returns the chain after each token, row by row.

@@ -45,6 +45,7 @@ fn a_steady_decode_allocates_nothing_in_plan_and_commit() {
         num_blocks: 64 * 32 + 1,
         prefix_caching: true,
         long_prefill_threshold: 0,
+        spare_last_hit: false,
         policy: Policy::Fcfs,
         hash_seed: 1,
         admissions: AdmissionLimits::for_engine(rows, 4096, 512, 16, 1000),

@@ -1,7 +1,7 @@
 //! What the drafters propose is what a plain search of the whole text finds, within bounds of time and memory.
 
 use frizzen_core::{RequestId, TokenId};
-use frizzen_sched::draft::{Drafter, Ngram, NgramConfig, Suffix, SuffixConfig};
+use frizzen_sched::draft::{Drafter, Evidence, Ngram, NgramConfig, Suffix, SuffixConfig};
 use proptest::prelude::*;
 
 const ID: RequestId = RequestId(1);
@@ -16,7 +16,7 @@ fn suffix(config: SuffixConfig) -> Suffix {
 
 fn proposal(drafter: &mut dyn Drafter, request: RequestId, k: usize) -> (Vec<TokenId>, u32) {
     let mut drafts = vec![99];
-    let length = drafter.propose(request, k, &mut drafts);
+    let Evidence::Match(length) = drafter.propose(request, k, &mut drafts) else { panic!("a match drafter") };
     (drafts, length)
 }
 

@@ -2,9 +2,11 @@
 //! constant length, and back when things change.
 
 use frizzen_core::SpeculationReason as Reason;
-use frizzen_sched::speculation::acceptance::{Acceptance, OwnAcceptance};
+use frizzen_sched::draft::Evidence;
+use frizzen_sched::speculation::acceptance::{Acceptance, Judged, OwnAcceptance};
 use frizzen_sched::speculation::choose::Offer;
-use frizzen_sched::speculation::guard::{Fixed, Guard, MeasuredStep};
+use frizzen_sched::speculation::guard::{Fixed, Guard, MeasuredStep, Situation};
+use frizzen_sched::speculation::law::Experts;
 
 /// Drafts that are offered per row.
 const K: usize = 8;
@@ -16,6 +18,8 @@ enum Machine {
     Dense { knee: f64 },
     /// 128 experts of which each token reads 8: the weights read grow with the distinct experts.
     Moe,
+    /// The same, and arithmetic that begins to count at 400 tokens.
+    Mixture,
     /// Every token costs the same: a small model on a processor.
     Linear,
 }
@@ -28,10 +32,14 @@ impl Machine {
                 let distinct = 128.0 * (1.0 - (1.0_f64 - 8.0 / 128.0).powf(tokens));
                 2.0 + 0.1 * distinct + 0.004 * tokens
             }
+            Self::Mixture => Self::Moe.ms(tokens) + 0.05 * (tokens - 400.0).max(0.0),
             Self::Linear => 3.0 + 4.0 * tokens,
         }
     }
 }
+
+const MODEL: Judged<'static> = Judged { evidence: Evidence::Model, confidences: &[] };
+const MATCH: Judged<'static> = Judged { evidence: Evidence::Match(8), confidences: &[] };
 
 struct Random(u64);
 
@@ -57,9 +65,26 @@ fn expected(chance: f64, k: usize) -> f64 {
     (0..=k as i32).map(|at| chance.powi(at)).sum()
 }
 
+/// A drafter in the worker: what proposing takes, in milliseconds.
+#[derive(Clone, Copy, Debug)]
+struct InWorker {
+    base: f64,
+    per_draft: f64,
+}
+
+impl InWorker {
+    fn ms(self, length: usize) -> f64 {
+        if length == 0 { 0.0 } else { self.base + self.per_draft * length as f64 }
+    }
+}
+
 /// A server whose rows all behave alike.
 struct Simulation {
     guard: Guard,
+    worker: Option<InWorker>,
+    /// Drafts per row that the worker proposed in the last step.
+    proposed: usize,
+    unlabelled: u32,
     acceptance: Acceptance,
     own: Vec<OwnAcceptance>,
     random: Random,
@@ -72,6 +97,9 @@ impl Simulation {
     fn new(seed: u64) -> Self {
         Self {
             guard: Guard::default(),
+            worker: None,
+            proposed: 0,
+            unlabelled: 0,
             acceptance: Acceptance::default(),
             own: vec![OwnAcceptance::default(); 256],
             random: Random(seed),
@@ -81,33 +109,56 @@ impl Simulation {
         }
     }
 
+    fn with_worker(seed: u64, worker: InWorker) -> Self {
+        let experts = Some(Experts { num: 128, per_token: 8, layers: 48 });
+        Self { guard: Guard::new(experts), worker: Some(worker), ..Self::new(seed) }
+    }
+
     /// Runs steps. `extra` is what a step with drafts costs besides its tokens, as a share of its time.
     fn run(&mut self, steps: usize, rows: usize, chance: f64, machine: Machine, extra: f64) {
         let mut lengths = Vec::new();
-        let mut offers = vec![Offer::default(); rows];
+        let (mut offers, mut outlook) = (vec![Offer::default(); rows], vec![Offer::default(); rows]);
         for _ in 0..steps {
-            for (own, offer) in self.own.iter().zip(&mut offers) {
-                self.acceptance.survival(own, 8, K, &mut offer.survival);
+            let at_hand = if self.worker.is_some() { self.proposed } else { K };
+            let judged = if self.worker.is_some() { MODEL } else { MATCH };
+            for ((own, offer), ahead) in self.own.iter().zip(&mut offers).zip(&mut outlook) {
+                self.acceptance.survival(own, judged, at_hand, &mut offer.survival);
+                self.acceptance.survival(own, judged, K, &mut ahead.survival);
             }
-            self.guard.choose(rows, Fixed::default(), &offers, &mut lengths);
+            let situation = Situation {
+                rows,
+                fixed: Fixed::default(),
+                offers: &offers,
+                outlook: self.worker.map(|_| &outlook[..]),
+                unlabelled: if self.worker.is_some() { self.unlabelled } else { 0 },
+            };
+            let decision = self.guard.decide(&situation, &mut lengths);
+            self.proposed = decision.propose;
+            if decision.forget {
+                self.acceptance.forget();
+                self.own.iter_mut().for_each(OwnAcceptance::forget);
+            }
             let drafts: u32 = lengths.iter().sum();
             let mut tokens = rows;
             for (own, length) in self.own.iter_mut().zip(&lengths) {
-                for at in 0..K {
+                for at in 0..at_hand {
                     let right = self.random.next() < chance;
-                    self.acceptance.label(own, 8, at, right);
+                    self.acceptance.label(own, judged, at, right);
                     if !right {
                         break;
                     }
                     tokens += usize::from(at < *length as usize);
                 }
             }
+            self.unlabelled = if at_hand > 0 { 0 } else { self.unlabelled + 1 };
             let noise = 0.95 + 0.1 * self.random.next();
             let slower = if drafts > 0 { 1.0 + extra } else { 1.0 };
-            let ms = machine.ms(rows as f64 + f64::from(drafts)) * noise * slower;
+            let drafting = self.worker.map_or(0.0, |worker| worker.ms(decision.propose));
+            let ms = (machine.ms(rows as f64 + f64::from(drafts)) * slower + drafting) * noise;
             self.guard.measure(&MeasuredStep {
                 rows,
                 drafts: drafts as usize,
+                proposed: decision.propose,
                 tokens,
                 seconds: ms / 1e3,
                 governed: true,
@@ -139,7 +190,13 @@ fn never_slower_than_off_and_close_to_the_best_constant_length_in_every_cell() {
             for mean in [1.2, 2.0, 3.0, 4.0] {
                 let chance = chance_for(mean);
                 let mut simulation = Simulation::new(rows as u64 + mean as u64);
-                simulation.run(if rows > 32 { 800 } else { 1500 }, rows, chance, machine, 0.0);
+                simulation.run(
+                    [4000, 1500, 800][usize::from(rows > 1) + usize::from(rows > 32)],
+                    rows,
+                    chance,
+                    machine,
+                    0.0,
+                );
                 let rate = simulation.rate();
                 let off = constant_rate(rows, chance, machine, 0);
                 let best = (0..=K).map(|k| constant_rate(rows, chance, machine, k)).fold(0.0, f64::max);
@@ -218,4 +275,88 @@ fn a_few_drafts_that_cannot_pay_are_looked_at_and_given_up() {
     simulation.run(3000, 8, 0.02, Machine::Linear, 0.0);
     assert!(simulation.drafts < 8 * 8 * 30, "{} drafts", simulation.drafts);
     assert!(!simulation.guard.is_on());
+}
+
+#[test]
+fn a_drafter_in_the_worker_is_never_slower_than_off_either() {
+    let machines = [Machine::Dense { knee: 64.0 }, Machine::Moe, Machine::Linear];
+    let workers = [
+        InWorker { base: 0.2, per_draft: 0.1 },
+        InWorker { base: 1.0, per_draft: 0.0 },
+        InWorker { base: 0.5, per_draft: 1.5 },
+    ];
+    for (machine, worker) in machines.into_iter().flat_map(|machine| workers.map(|worker| (machine, worker)))
+    {
+        for rows in [1, 8, 64] {
+            for mean in [1.2, 2.0, 4.0] {
+                let chance = chance_for(mean);
+                let mut simulation = Simulation::with_worker(rows as u64 + mean as u64, worker);
+                simulation.run(if rows > 1 { 800 } else { 4000 }, rows, chance, machine, 0.0);
+                let rate = simulation.rate();
+                let constant = |k: usize| {
+                    let ms = machine.ms((rows * (k + 1)) as f64) + worker.ms(k);
+                    rows as f64 * expected(chance, k) / ms
+                };
+                let best = (0..=K).map(constant).fold(0.0, f64::max);
+                assert!(
+                    rate >= 0.98 * constant(0) && rate >= 0.95 * best,
+                    "{machine:?}, {worker:?}, {rows} rows, {mean}: {:.3} of off, {:.3} of the best",
+                    rate / constant(0),
+                    rate / best
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn every_phase_of_a_day_is_served_at_least_as_well_as_without_drafts() {
+    let worker = InWorker { base: 0.3, per_draft: 0.2 };
+    let mut simulation = Simulation::with_worker(5, worker);
+    // Rows, tokens per verification, and what another tenant adds to steps with drafts.
+    let day = [
+        (2, 3.0, 0.0),
+        (16, 3.0, 0.0),
+        (64, 2.0, 0.0),
+        (128, 1.2, 0.0),
+        (64, 3.0, 1.5),
+        (16, 1.2, 0.0),
+        (4, 4.0, 0.0),
+        (1, 1.2, 3.0),
+        (1, 3.5, 0.0),
+    ];
+    for (rows, mean, extra) in day {
+        let chance = chance_for(mean);
+        simulation.run(1000, rows, chance, Machine::Moe, extra);
+        let rate = simulation.rate();
+        let off = constant_rate(rows, chance, Machine::Moe, 0);
+        assert!(rate >= 0.98 * off, "{rows} rows, {mean}, {extra}: {:.3} of off", rate / off);
+    }
+}
+
+#[test]
+fn a_drafter_that_was_off_for_long_is_tried_again() {
+    let mut simulation = Simulation::with_worker(9, InWorker { base: 0.3, per_draft: 0.1 });
+    let machine = Machine::Dense { knee: 64.0 };
+    simulation.run(2000, 2, 0.02, machine, 0.0);
+    assert!(!simulation.guard.is_on());
+    // Nobody proposes any more, so nothing tells that the text has become easy, but trials.
+    simulation.run(3000, 2, 0.9, machine, 0.0);
+    assert!(simulation.guard.is_on(), "{:?}", simulation.guard.reason());
+}
+
+#[test]
+fn the_best_length_on_a_mixture_of_experts_rises_with_the_batch_and_falls_again() {
+    // Few rows: each draft reads experts that nobody else reads. Many rows: all experts are read anyhow. Too many rows:
+    // arithmetic is what counts.
+    let chance = 0.8;
+    let length = |rows: usize| {
+        let mut simulation = Simulation::with_worker(13, InWorker { base: 0.1, per_draft: 0.01 });
+        simulation.run(600, rows, chance, Machine::Mixture, 0.0);
+        simulation.rate();
+        simulation.run(200, rows, chance, Machine::Mixture, 0.0);
+        simulation.drafts as f64 / (200 * rows) as f64
+    };
+    let [few, many, too_many] = [2, 48, 256].map(length);
+    assert!(many > few + 1.0 && many > too_many + 1.0, "{few:.1}, {many:.1}, {too_many:.1}");
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use axum::http::HeaderValue;
 use clap::{Args, ValueEnum};
+use frizzen_engine::speculation_options::{DraftSampling, RejectionSampling, WorkerSpeculation};
 use frizzen_engine::{EngineOptions, ResolvedSpeculation, SpeculationOptions};
 use frizzen_metrics::MetricsOptions;
 use frizzen_sched::Policy;
@@ -95,10 +96,18 @@ pub struct EngineArgs {
     #[arg(long, value_name = "N")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub num_threads: Option<u32>,
+    /// Launch every kernel of every step: no CUDA graphs
+    #[arg(long)]
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub enforce_eager: bool,
     /// Refuse to start with a kernel that is not the best one whose absence can be repaired
     #[arg(long)]
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub strict: bool,
+    /// Compare every kernel with the reference on the model's shapes first; one that differs is not used
+    #[arg(long)]
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub self_test: bool,
 }
 
 impl EngineArgs {
@@ -131,10 +140,10 @@ pub struct SchedulingArgs {
     /// Compute every prompt in full
     #[arg(long, overrides_with = "enable_prefix_caching")]
     pub no_enable_prefix_caching: bool,
-    /// Plan the next step while one runs
+    /// Plan the next step while one runs (the default on a GPU)
     #[arg(long, overrides_with = "no_overlap")]
     pub overlap: bool,
-    /// Plan each step after the one before it (the default)
+    /// Plan each step after the one before it (the default on a CPU)
     #[arg(long, overrides_with = "overlap")]
     pub no_overlap: bool,
     /// Requests that may be open at the same time, each of the n samples counted; more get 503
@@ -147,24 +156,46 @@ impl SchedulingArgs {
     pub const fn prefix_caching(&self) -> bool {
         !self.no_enable_prefix_caching
     }
+
+    /// Whether the next step is planned while one runs; `None` leaves it to the device.
+    pub const fn overlap(&self) -> Option<bool> {
+        match (self.overlap, self.no_overlap) {
+            (false, false) => None,
+            (overlap, _) => Some(overlap),
+        }
+    }
 }
 
 /// Flags of speculative decoding.
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Speculation")]
 pub struct SpeculationArgs {
-    /// Who proposes tokens ahead: ngram (what followed the same tokens in this text) or suffix (also in recent outputs)
-    #[arg(long, value_name = "NAME")]
+    /// Who proposes tokens ahead: ngram (what followed the same tokens in this text), suffix (also in recent outputs), or a
+    /// model (another model, multi-token prediction, EAGLE-3, or `DSpark`), with the path of its weights if the model's own
+    /// checkpoint has none
+    #[arg(long, value_name = "ngram|suffix|draft_model|mtp|eagle3|dspark[=PATH]")]
     pub drafter: Option<String>,
+    /// Most drafts per request and step; what the drafter was made for, if it is not given
+    #[arg(long, value_name = "K")]
+    pub num_speculative_tokens: Option<u64>,
+    /// How a model drafts: greedy (the default) or probabilistic, at the temperature of each request
+    #[arg(long, value_name = "METHOD", default_value = "greedy")]
+    pub draft_sample_method: DraftSampling,
+    /// How drafts are accepted: standard (the default), one after the other, or block, all of a request's together
+    #[arg(long, value_name = "METHOD", default_value = "standard")]
+    pub rejection_sample_method: RejectionSampling,
     /// Drafts of requests that do not say: off (the default), auto (as many as pay off by measured time), or a number
     #[arg(long, value_name = "off|auto|K")]
     pub speculation: Option<String>,
-    /// The same as vLLM's JSON object, for the methods ngram and suffix
+    /// The same as vLLM's JSON object
     #[arg(long, value_name = "JSON", conflicts_with = "drafter")]
     pub speculative_config: Option<String>,
     /// Force this many tokens per request and step, for studies of speed; the text means nothing
     #[arg(long, value_name = "TOKENS", value_parser = parse_acceptance)]
     pub spec_synthetic_acceptance: Option<f64>,
+    /// Directory in which measured step times are kept for the next start, or off; the user's cache if it is not given
+    #[arg(long, value_name = "PATH|off")]
+    pub speculation_cache: Option<String>,
 }
 
 impl SpeculationArgs {
@@ -175,9 +206,14 @@ impl SpeculationArgs {
     pub fn resolve(&self) -> Result<Option<ResolvedSpeculation>, String> {
         let options = SpeculationOptions {
             drafter: self.drafter.clone(),
+            drafter_model: None,
+            num_speculative_tokens: self.num_speculative_tokens,
+            draft_sample_method: self.draft_sample_method,
+            rejection_sample_method: self.rejection_sample_method,
             speculation: self.speculation.clone().map(Into::into),
             speculative_config: self.speculative_config.clone(),
             spec_synthetic_acceptance: self.spec_synthetic_acceptance,
+            speculation_cache: self.speculation_cache.clone(),
         };
         options.resolve()
     }
@@ -243,10 +279,10 @@ impl ServerConfig {
     }
 
     /// How the engine's loop runs; `speculation` is what its flags amount to.
-    pub fn engine_options(&self, speculation: Option<ResolvedSpeculation>) -> EngineOptions {
+    pub fn engine_options(&self, speculation: Option<&ResolvedSpeculation>) -> EngineOptions {
         EngineOptions {
             speculation: speculation.map(|resolved| resolved.config),
-            overlap: self.scheduling.overlap,
+            overlap: self.scheduling.overlap(),
             prefix_caching: self.scheduling.prefix_caching(),
             policy: match self.scheduling.scheduling_policy {
                 SchedulingPolicy::Fcfs => Policy::Fcfs,
@@ -266,18 +302,17 @@ impl ServerConfig {
     }
 
     /// The worker's configuration: a JSON object with the fields that were given.
-    pub fn engine_json(&self, speculation: Option<ResolvedSpeculation>) -> String {
+    pub fn engine_json(&self, speculation: Option<&ResolvedSpeculation>) -> String {
         #[derive(Serialize)]
         struct Fields<'a> {
             #[serde(flatten)]
             engine: &'a EngineArgs,
             served_model_name: &'a str,
             enable_prefix_caching: bool,
-            overlap: bool,
             #[serde(skip_serializing_if = "Option::is_none")]
-            max_drafts: Option<u32>,
-            #[serde(skip_serializing_if = "Option::is_none")]
-            spec_synthetic_acceptance: Option<f64>,
+            overlap: Option<bool>,
+            #[serde(flatten)]
+            speculation: Option<&'a WorkerSpeculation>,
         }
         let engine = EngineArgs { model: Some(self.engine.model().to_owned()), ..self.engine.clone() };
         let names = self.model_names();
@@ -285,9 +320,8 @@ impl ServerConfig {
             engine: &engine,
             served_model_name: &names[0],
             enable_prefix_caching: self.scheduling.prefix_caching(),
-            overlap: self.scheduling.overlap,
-            max_drafts: speculation.map(|resolved| resolved.max_drafts),
-            spec_synthetic_acceptance: self.speculation.spec_synthetic_acceptance,
+            overlap: self.scheduling.overlap(),
+            speculation: speculation.map(|resolved| &resolved.worker),
         })
         .expect("strings, numbers and booleans are always JSON")
     }
@@ -388,7 +422,7 @@ mod tests {
         assert_eq!(
             fields,
             serde_json::json!({"model": "smollm2-135m", "served_model_name": "smollm2-135m",
-                "enable_prefix_caching": true, "overlap": false})
+                "enable_prefix_caching": true})
         );
     }
 
@@ -406,6 +440,7 @@ mod tests {
             "1G",
             "--no-enable-prefix-caching",
             "--overlap",
+            "--enforce-eager",
             "--strict",
         ])
         .engine_json(None);
@@ -413,7 +448,8 @@ mod tests {
         assert_eq!(
             fields,
             serde_json::json!({"model": "dir", "served_model_name": "a", "max_model_len": 8000,
-                "kv_cache_memory": 1 << 30, "strict": true, "enable_prefix_caching": false, "overlap": true})
+                "kv_cache_memory": 1 << 30, "enforce_eager": true, "strict": true, "enable_prefix_caching": false,
+                "overlap": true})
         );
     }
 
@@ -448,12 +484,13 @@ mod tests {
             "2.5",
         ]);
         let resolved = config.speculation.resolve().unwrap();
+        let resolved = resolved.as_ref();
         assert_eq!(config.engine_options(resolved).speculation, resolved.map(|resolved| resolved.config));
         let fields: serde_json::Value = serde_json::from_str(&config.engine_json(resolved)).unwrap();
         assert_eq!((&fields["max_drafts"], &fields["spec_synthetic_acceptance"]), (&16.into(), &2.5.into()));
         let vllm = r#"{"method": "ngram", "num_speculative_tokens": 3}"#;
         let resolved = parse(&["m", "--speculative-config", vllm]).speculation.resolve().unwrap();
-        assert_eq!(resolved.map(|resolved| resolved.max_drafts), Some(3));
+        assert_eq!(resolved.map(|resolved| resolved.worker.max_drafts), Some(3));
         assert!(parse(&["m", "--speculation", "auto"]).speculation.resolve().is_err());
         for bad in [["m", "--spec-synthetic-acceptance", "0.5"], ["m", "--spec-synthetic-acceptance", "nan"]]
         {
@@ -468,7 +505,9 @@ mod tests {
                 .scheduling
                 .prefix_caching()
         );
-        assert!(!parse(&["m", "--overlap", "--no-overlap"]).scheduling.overlap);
+        assert_eq!(parse(&["m", "--overlap", "--no-overlap"]).scheduling.overlap(), Some(false));
+        assert_eq!(parse(&["m", "--no-overlap", "--overlap"]).scheduling.overlap(), Some(true));
+        assert_eq!(parse(&["m"]).scheduling.overlap(), None);
     }
 
     #[test]

@@ -146,6 +146,13 @@ pub async fn ping(State(state): State<SharedState>) -> Answer {
 /// `GET /metrics`
 pub async fn metrics(State(state): State<SharedState>, headers: HeaderMap) -> Response {
     let format = TextFormat::from_accept(headers.get(ACCEPT).and_then(|accept| accept.to_str().ok()));
+    let asked = Arc::clone(&state);
+    // What cannot be asked for now is shown as it was.
+    let _ = off_thread(move || {
+        asked.worker_report.refresh(&asked.engine);
+        Ok(())
+    })
+    .await;
     let mut response = state.metrics.encode_with(format, &state.engine.remote_metrics()).into_response();
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(format.content_type()));
     response
@@ -183,6 +190,9 @@ pub async fn speculation(State(state): State<SharedState>) -> Answer {
     let chances = status.first_draft_chance.iter().map(|(matched, chance)| json!([matched, chance]));
     Ok(to_json(&json!({
         "drafter": status.drafter,
+        "failure": status.failure,
+        "max_drafts": status.max_drafts,
+        "synthetic": status.synthetic,
         "default": status.default,
         "auto": {
             "on": status.on,

@@ -7,6 +7,7 @@
 //! * [`parsing`]: which parsers read the model's text. [`parse`]: them alone, without a model.
 //! * [`output`]: from the engine's deltas to the bytes of an answer.
 //! * [`replicas`]: several engines on one host, and headless ones.
+//! * [`worker_report`]: what only the worker can count, for the metrics.
 //! * [`serve`], [`shutdown`]: life of a server. [`logging`]: the log. [`mock`]: a server without a model.
 
 pub mod auth;
@@ -30,6 +31,7 @@ pub mod routes;
 pub mod serve;
 pub mod shutdown;
 pub mod state;
+pub mod worker_report;
 
 pub use config::ServerConfig;
 pub use serve::{Outcome, runtime};

@@ -16,7 +16,7 @@ use frizzen_text::{LoadError, NamedTemplate, SpecialTokens, Tokenizer};
 use serde_json::{Map, Value, json};
 
 use crate::config::ServerConfig;
-use crate::replicas::{read_constraint, serve_headless};
+use crate::replicas::{read_constraint, refresh_metrics, serve_headless};
 use crate::state::{AppState, SharedState, TextModel};
 
 /// Begins a message.
@@ -93,6 +93,7 @@ pub fn headless(config: &ServerConfig, worker: MockWorker, text: TextModel) -> i
     let options = ReplicaOptions {
         clock,
         metrics: Arc::clone(&metrics),
+        refresh_metrics: refresh_metrics(&metrics, config.replicas.rank()),
         read_constraint: read_constraint(handle.clone(), move || Ok(Arc::clone(&text.tokenizer))),
         step_timeout: config.http.step_timeout,
     };
@@ -129,7 +130,7 @@ fn run_engine(
     let config = config.clone();
     std::thread::spawn(move || {
         let speculation = speculation.map_err(|message| Error::Engine { message })?;
-        let options = config.engine_options(speculation);
+        let options = config.engine_options(speculation.as_ref());
         let mut engine = Engine::new(seat, worker, options, metrics.engine(rank))?;
         metrics.cache_config(rank, &engine.cache_config());
         engine.run()

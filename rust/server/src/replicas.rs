@@ -16,13 +16,15 @@ use std::thread::JoinHandle;
 
 use clap::Args;
 use frizzen_core::{Error, Result};
-use frizzen_engine::remote::replica::{Ended, ReadConstraint, ReplicaOptions};
+use frizzen_engine::remote::replica::{Ended, ReadConstraint, RefreshMetrics, ReplicaOptions};
 use frizzen_engine::remote::{Dispatcher, Replica, Supervisor, SupervisorOptions};
 use frizzen_engine::{EngineHandle, EngineSeat};
 use frizzen_grammar::{GrammarCompiler, GrammarLimits, GrammarSpec};
+use frizzen_metrics::Metrics;
 use frizzen_text::Tokenizer;
 
 use crate::config::ServerConfig;
+use crate::worker_report::WorkerReport;
 
 /// Where the kernel lists its NVIDIA devices.
 const NVIDIA_DEVICES: &str = "/proc/driver/nvidia/gpus";
@@ -126,6 +128,12 @@ pub fn read_constraint(
         let compiler = made.as_ref().ok_or_else(|| refused(&"there is no grammar compiler"))?;
         Ok(compiler.compile(&spec).map_err(|error| refused(&error))?)
     })
+}
+
+/// What a headless engine shows of its worker besides, as a server does when its metrics are read.
+pub fn refresh_metrics(metrics: &Metrics, rank: u32) -> RefreshMetrics {
+    let report = WorkerReport::new(metrics.worker(rank));
+    Box::new(move |handle| report.refresh(handle))
 }
 
 /// A headless engine, between its front end and the loop that `handle` belongs to. Returns the exit code once the front

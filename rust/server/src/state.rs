@@ -19,6 +19,7 @@ use crate::ids::IdSource;
 use crate::request::chat::Conversation;
 use crate::request::constraint::refused;
 use crate::request::{Limits, RequestedGrammar, Unused};
+use crate::worker_report::WorkerReport;
 
 /// How handlers hold the state.
 pub type SharedState = Arc<AppState>;
@@ -95,6 +96,8 @@ pub struct AppState {
     pub engine_metrics: EngineMetrics,
     /// Those of the server.
     pub http_metrics: HttpMetrics,
+    /// Brings those of the worker up to date.
+    pub worker_report: WorkerReport,
     /// Names under which the model answers.
     pub names: Vec<String>,
     /// The server's flags.
@@ -126,6 +129,7 @@ impl AppState {
             engine,
             engine_metrics: metrics.engine(0),
             http_metrics: metrics.http(),
+            worker_report: WorkerReport::new(metrics.worker(0)),
             metrics,
             names: config.model_names(),
             http: config.http.clone(),

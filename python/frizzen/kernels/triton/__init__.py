@@ -37,7 +37,7 @@ _FEWEST_GROUPED = 16
 def _requires(facts: Facts) -> Reason | None:
     if facts.device != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         return Reason("device", f"triton computes on cuda, this is {facts.device}")
-    if importlib.util.find_spec("triton") is None:
+    if importlib.util.find_spec("triton") is None and facts.machine.version("triton") is None:
         return Reason("missing_package", "triton is not installed", "install triton")
     if facts.dtype not in {torch.float32, torch.bfloat16, torch.float16}:
         return Reason("dtype", f"the dtype is {facts.dtype}, wanted float32, bfloat16 or float16")

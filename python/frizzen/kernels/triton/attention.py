@@ -134,10 +134,12 @@ def paged_attention(
     # The last tile of a prompt has the longest context: it starts first.
     tile = tiles - 1 - tl.program_id(1)
     split = tl.program_id(2)
-    await_inputs(PDL)
+    # Borders and lengths are older than the kernel before this one, which had its own inputs when it let this
+    # one start.
     row, tile_in_row, first_token, width, context = _place_of(
         query_start, seq_lens, tile, first_row, last_row, SEARCH, BLOCK_Q
     )
+    await_inputs(PDL)
     if tile_in_row * BLOCK_Q >= width:
         return
 
@@ -214,10 +216,10 @@ def merge(
     kv_head = tl.program_id(0)
     tile = tl.program_id(1)
     pair = tl.program_id(2)
-    await_inputs(PDL)
     _, tile_in_row, first_token, width, _ = _place_of(
         query_start, seq_lens, tile, first_row, last_row, SEARCH, BLOCK_Q
     )
+    await_inputs(PDL)
     query = tile_in_row * BLOCK_Q + pair // GROUP
     if query >= width:
         return

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 import triton
@@ -265,6 +265,9 @@ class Skinny:
 @dataclass(frozen=True, slots=True)
 class SkinnyLinear:
     """See ``linear``."""
+
+    folds: ClassVar[type] = RmsNorm
+    """Whose norm ``prepare_normed`` is equal to."""
 
     skinny: Skinny
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -94,6 +94,7 @@ class PagedAttention:
     target: Target
     tile: Callable[[int, int], Tile]
     """The tile for rows of at most so many (token, head) pairs, and so many programs per multiprocessor."""
+    capturable: ClassVar[bool] = True
     layout: str = "token"
 
     @classmethod

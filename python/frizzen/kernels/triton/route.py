@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 import triton
@@ -242,6 +242,9 @@ class _Norm(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Router:
     """See ``moe.route``."""
+
+    folds: ClassVar[type] = RmsNorm
+    """Whose norm ``prepare_normed`` is equal to."""
 
     hidden: int
     experts: int

@@ -2,12 +2,14 @@
 
 mod file;
 mod random;
+mod texts;
 mod trace;
 
 use std::time::Duration;
 
 pub use file::ConversationFile;
 pub use random::Random;
+pub use texts::Texts;
 pub use trace::{Playing, Trace};
 
 use crate::prompt::Prompt;

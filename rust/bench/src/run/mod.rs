@@ -4,6 +4,7 @@ pub mod generate;
 pub mod latency;
 pub mod pooling;
 pub mod serve;
+pub mod spec;
 pub mod throughput;
 
 use std::io::Write;

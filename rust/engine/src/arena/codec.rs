@@ -3,7 +3,7 @@
 use bytemuck::Pod;
 use frizzen_sched::{Admission, PlannedRow, PositionLogprobs, StepOutput, StepPlan};
 
-use super::{ArenaLayout, S, VERSION, admit_float, admit_int, header, rule, status};
+use super::{ArenaLayout, S, VERSION, admit_float, admit_int, header, proposed, rule, status};
 use crate::worker::WorkerError;
 
 /// One arena's memory with its layout.
@@ -68,6 +68,7 @@ impl<'a> Arena<'a> {
         self.write(S::rows, plan.rows.iter().map(|row| row.row.0 as i32))?;
         self.write(S::seq_lens, plan.rows.iter().map(|row| (row.start + row.num_tokens) as i32))?;
         self.write(S::num_drafts, plan.rows.iter().map(|row| row.num_drafts as i32))?;
+        self.write(S::next_tokens, plan.rows.iter().map(|row| row.next_token))?;
         let mut end = 0;
         let ends = plan.rows.iter().map(|row| {
             end += row.num_tokens as i32;
@@ -91,6 +92,7 @@ impl<'a> Arena<'a> {
         words[header::MAX_QUERY] = plan.rows.iter().map(|row| i64::from(row.num_tokens)).max().unwrap_or(0);
         words[header::MAX_CONTEXT] = plan.max_context() as i64;
         words[header::NUM_MASKS] = plan.mask_rows.len() as i64;
+        words[header::PROPOSE] = i64::from(plan.propose);
         Ok(())
     }
 
@@ -168,6 +170,46 @@ impl<'a> Arena<'a> {
             }
         }
         self.decode_logprobs(plan, output);
+        if let Err(reason) = self.decode_proposals(plan, vocab_size, output) {
+            output.proposals.clear();
+            output.proposals.failed = Some(reason);
+        }
+        Ok(())
+    }
+
+    /// Reads what the worker's drafter proposes; an error is that drafter's failure, never the engine's.
+    fn decode_proposals(
+        &self,
+        plan: &StepPlan,
+        vocab_size: u32,
+        output: &mut StepOutput,
+    ) -> Result<(), String> {
+        let width = self.layout.limits().max_drafts;
+        let counts = &self.get::<i32>(S::num_proposed)[..plan.rows.len()];
+        if counts.contains(&proposed::FAILED) {
+            return Err("the drafter failed".to_owned());
+        }
+        if counts.iter().all(|count| *count == 0) {
+            return Ok(());
+        }
+        let (tokens, chances) = (self.get::<i32>(S::proposed), self.get::<f32>(S::proposed_confidence));
+        let most = width.min(plan.propose as usize);
+        for (at, count) in counts.iter().enumerate() {
+            // A row without a token has nothing that drafts could follow.
+            let most = if output.num_sampled[at] == 0 { 0 } else { most };
+            let count = usize::try_from(*count).ok().filter(|count| *count <= most).ok_or_else(|| {
+                format!("the drafter proposed {count} tokens for a row that was to get at most {most}")
+            })?;
+            let range = at * width..at * width + count;
+            output.proposals.counts.push(count as u32);
+            for token in &tokens[range.clone()] {
+                let known = u32::try_from(*token).ok().filter(|token| *token < vocab_size);
+                output.proposals.tokens.push(known.ok_or_else(|| {
+                    format!("the drafter proposed token {token}, the vocabulary has {vocab_size}")
+                })?);
+            }
+            output.proposals.confidences.extend_from_slice(&chances[range]);
+        }
         Ok(())
     }
 

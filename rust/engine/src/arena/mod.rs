@@ -5,6 +5,11 @@
 //! cannot disagree about an offset. Plan sections are written by [`Arena::encode`] before `submit`; result sections
 //! are written by the worker and read by [`Arena::decode`] after `collect`.
 //!
+//! A worker with a drafter of its own writes `num_proposed` of every row in every step, and as many `proposed` and
+//! `proposed_confidence`: at most the header's `PROPOSE`, and 0 for a row that sampled nothing. The drafts of a row in
+//! a later plan are a prefix of what was proposed when it sampled last. `next_tokens` has the token after the row's last
+//! one where that is known already (a chunk of a prompt), else -1. A worker without a drafter leaves all of it alone.
+//!
 //! Everything here works on byte slices and is safe; the pointers are turned into slices in the `py` crate.
 
 mod codec;
@@ -14,7 +19,7 @@ pub use codec::Arena;
 use crate::worker::WorkerInfo;
 
 /// Version of the layout, in the header's first word.
-pub const VERSION: i64 = 2;
+pub const VERSION: i64 = 3;
 
 /// Element type of a section.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,6 +123,7 @@ sections!(
     query_start,
     seq_lens,
     num_drafts,
+    next_tokens,
     sample_tokens,
     sample_rows,
     uniforms,
@@ -138,6 +144,9 @@ sections!(
     num_sampled,
     sampled,
     row_status,
+    num_proposed,
+    proposed,
+    proposed_confidence,
     logprobs,
     ranks,
     top_tokens,
@@ -176,6 +185,8 @@ pub mod header {
     pub const MAX_CONTEXT: usize = 10;
     /// Rows of `masks`: the step waits for them before it samples.
     pub const NUM_MASKS: usize = 11;
+    /// The most drafts per row that the worker's drafter is to propose after it sampled; 0: it only keeps its context.
+    pub const PROPOSE: usize = 12;
     /// Number of words.
     pub const LEN: usize = 16;
 }
@@ -236,6 +247,12 @@ pub mod status {
     pub const NOT_FINITE: i32 = 1;
 }
 
+/// Values of `num_proposed` below 0.
+pub mod proposed {
+    /// The drafter failed, for this row or for all; [`Worker`](crate::Worker) says why.
+    pub const FAILED: i32 = -1;
+}
+
 impl S {
     fn shape(self, limits: &ArenaLimits) -> (Dtype, Vec<usize>) {
         use Dtype::{F32, F64, I32, I64};
@@ -252,9 +269,16 @@ impl S {
             | S::prompt_targets
             | S::prompt_ranks => (I32, vec![tokens]),
             S::slots => (I64, vec![tokens]),
-            S::rows | S::seq_lens | S::num_drafts | S::admit_rows | S::num_sampled | S::row_status => {
-                (I32, vec![rows])
-            }
+            S::rows
+            | S::seq_lens
+            | S::num_drafts
+            | S::next_tokens
+            | S::admit_rows
+            | S::num_sampled
+            | S::row_status
+            | S::num_proposed => (I32, vec![rows]),
+            S::proposed => (I32, vec![rows, limits.max_drafts]),
+            S::proposed_confidence => (F32, vec![rows, limits.max_drafts]),
             S::query_start => (I32, vec![rows + 1]),
             S::sample_tokens | S::sample_rows | S::mask_rows => (I32, vec![samples]),
             S::masks => (I32, vec![samples, limits.vocab_size.div_ceil(32)]),

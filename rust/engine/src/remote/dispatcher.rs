@@ -219,6 +219,10 @@ impl Dispatcher {
                 self.resets.push(Reset { answer, missing: live, done: true });
                 self.answer_resets();
             }
+            Command::Control(name, _, answer) => {
+                // Nobody waits for the answer any more if this fails.
+                let _ = answer.send(Err(format!("{name}: every engine has a worker of its own")));
+            }
             Command::Shutdown => {}
         }
     }

@@ -22,11 +22,14 @@ use crate::mailbox::OutputStream;
 
 /// How often health and load are looked at.
 const TICK: Duration = Duration::from_millis(100);
-/// How often metrics are sent, at most.
+/// How often metrics are looked at.
 const METRICS_EVERY: Duration = Duration::from_secs(1);
 
 /// Compiles the source of a constraint, which is all of it that travels.
 pub type ReadConstraint = Box<dyn FnMut(&str) -> Result<Arc<dyn Constraint>> + Send>;
+
+/// Brings the metrics up to date that only the worker can count; may take a while.
+pub type RefreshMetrics = Box<dyn FnMut(&EngineHandle) + Send>;
 
 /// What is known of this process by the one that serves it.
 pub struct ReplicaOptions {
@@ -34,6 +37,8 @@ pub struct ReplicaOptions {
     pub clock: Arc<dyn Clock>,
     /// Its instruments.
     pub metrics: Arc<Metrics>,
+    /// Called before they are sent.
+    pub refresh_metrics: RefreshMetrics,
     /// Makes constraints again from their sources.
     pub read_constraint: ReadConstraint,
     /// A step that takes longer is a failure.
@@ -64,6 +69,8 @@ enum Event {
     Said(ToReplica),
     /// The stream of this request has something.
     Came(RequestId),
+    /// The metrics have changed.
+    Measured(String),
     /// The front end is gone.
     Closed,
 }
@@ -127,9 +134,28 @@ impl Replica {
                 }
             }
         })?;
+        let ReplicaOptions { clock, metrics, mut refresh_metrics, read_constraint, step_timeout } = options;
+        let (stop, stopped) = channel::<()>();
+        let (measured, measuring) = (events.clone(), handle.clone());
+        let reporter = thread::Builder::new().name("metrics".to_owned()).spawn(move || {
+            let mut last = String::new();
+            // The other end is dropped when the replica ends.
+            while stopped.recv_timeout(METRICS_EVERY) == Err(RecvTimeoutError::Timeout) {
+                refresh_metrics(&measuring);
+                let text = metrics.encode(TextFormat::OpenMetrics);
+                if text != last {
+                    last.clone_from(&text);
+                    if measured.send(Event::Measured(text)).is_err() {
+                        return;
+                    }
+                }
+            }
+        })?;
         let mut serving = Serving {
             handle,
-            options,
+            clock,
+            read_constraint,
+            step_timeout,
             events,
             out: BufWriter::new(self.stream.try_clone()?),
             open: FxHashMap::default(),
@@ -143,6 +169,8 @@ impl Replica {
         // The reader may be waiting for a front end that has nothing to say.
         let _ = self.stream.shutdown(std::net::Shutdown::Both);
         let _ = reader.join();
+        drop(stop);
+        let _ = reporter.join();
         ended
     }
 }
@@ -153,13 +181,13 @@ struct Said {
     loading: String,
     ready: bool,
     load: Load,
-    metrics: String,
-    metrics_at: Option<Instant>,
 }
 
 struct Serving<'a> {
     handle: &'a EngineHandle,
-    options: ReplicaOptions,
+    clock: Arc<dyn Clock>,
+    read_constraint: ReadConstraint,
+    step_timeout: Duration,
     events: Sender<Event>,
     out: BufWriter<UnixStream>,
     open: FxHashMap<RequestId, Open>,
@@ -196,6 +224,7 @@ impl Serving<'_> {
     fn obey(&mut self, event: Event) -> io::Result<bool> {
         match event {
             Event::Came(id) => self.came.push(id),
+            Event::Measured(text) => self.say(&FromReplica::Metrics(text))?,
             Event::Said(ToReplica::Add(request)) => self.add(*request),
             Event::Said(ToReplica::End(id, ending)) => {
                 if let Some(open) = self.open.remove(&id) {
@@ -217,7 +246,7 @@ impl Serving<'_> {
 
     fn add(&mut self, request: RemoteRequest) {
         let id = request.id;
-        let constraint = request.constraint.as_deref().map(&mut self.options.read_constraint).transpose();
+        let constraint = request.constraint.as_deref().map(&mut self.read_constraint).transpose();
         let submitted = constraint.and_then(|constraint| {
             self.handle.submit(Request {
                 prompt: request.prompt.into(),
@@ -238,7 +267,7 @@ impl Serving<'_> {
                 let finish = Some(FinishReason::Error(error));
                 let deltas = vec![(id, OutputDelta { finish, ..OutputDelta::default() })];
                 // A connection that is gone shows itself at the next read.
-                let _ = self.say(&FromReplica::Deltas { now: self.options.clock.now(), deltas });
+                let _ = self.say(&FromReplica::Deltas { now: self.clock.now(), deltas });
             }
         }
     }
@@ -270,7 +299,7 @@ impl Serving<'_> {
         if deltas.is_empty() {
             return Ok(());
         }
-        self.say(&FromReplica::Deltas { now: self.options.clock.now(), deltas })
+        self.say(&FromReplica::Deltas { now: self.clock.now(), deltas })
     }
 
     /// Tells the front end what has changed; returns how the replica ended, if it has.
@@ -292,8 +321,8 @@ impl Serving<'_> {
             }
             Health::Loading(_) | Health::Ready | Health::Draining => {}
         }
-        if let Some(age) = self.handle.step_age().filter(|age| *age > self.options.step_timeout) {
-            let limit = self.options.step_timeout.as_secs();
+        if let Some(age) = self.handle.step_age().filter(|age| *age > self.step_timeout) {
+            let limit = self.step_timeout.as_secs();
             let message = format!("a step has been running for {} s, the limit is {limit} s", age.as_secs());
             let error = Error::Engine { message };
             self.handle.fail(error.clone());
@@ -304,14 +333,6 @@ impl Serving<'_> {
         if load != self.said.load {
             self.said.load = load;
             self.say(&FromReplica::Load(load))?;
-        }
-        if self.said.metrics_at.is_none_or(|at| at.elapsed() >= METRICS_EVERY) {
-            self.said.metrics_at = Some(Instant::now());
-            let text = self.options.metrics.encode(TextFormat::OpenMetrics);
-            if text != self.said.metrics {
-                self.said.metrics.clone_from(&text);
-                self.say(&FromReplica::Metrics(text))?;
-            }
         }
         Ok(None)
     }

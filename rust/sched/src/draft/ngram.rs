@@ -3,7 +3,7 @@
 use frizzen_core::{RequestId, TokenId};
 use rustc_hash::FxHashMap;
 
-use super::Drafter;
+use super::{Drafter, Evidence};
 use crate::draw::mix;
 
 /// Longest n-gram that may be asked for: each length costs an index entry per token.
@@ -122,12 +122,12 @@ impl Drafter for Ngram {
         }
     }
 
-    fn propose(&mut self, request: RequestId, k: usize, drafts: &mut Vec<TokenId>) -> u32 {
+    fn propose(&mut self, request: RequestId, k: usize, drafts: &mut Vec<TokenId>) -> Evidence {
         drafts.clear();
         let found = self.texts.get(&request).and_then(|text| Some((text, text.find(self.config)?)));
-        let Some((text, (length, next))) = found else { return 0 };
+        let Some((text, (length, next))) = found else { return Evidence::Match(0) };
         drafts.extend(text.tokens[next..].iter().take(k));
-        length as u32
+        Evidence::Match(length as u32)
     }
 
     fn finish(&mut self, request: RequestId) {

@@ -6,8 +6,8 @@
 use frizzen_core::{RequestId, TokenId};
 use rustc_hash::FxHashMap;
 
-use super::Drafter;
 use super::corpus::{Corpus, Place, SEPARATOR};
+use super::{Drafter, Evidence};
 
 /// Places that are looked at per search: bounds the time of a proposal.
 const MOST_PLACES: usize = 32;
@@ -141,9 +141,9 @@ impl Drafter for Suffix {
         }
     }
 
-    fn propose(&mut self, request: RequestId, k: usize, drafts: &mut Vec<TokenId>) -> u32 {
+    fn propose(&mut self, request: RequestId, k: usize, drafts: &mut Vec<TokenId>) -> Evidence {
         drafts.clear();
-        let Some(text) = self.texts.get(&request) else { return 0 };
+        let Some(text) = self.texts.get(&request) else { return Evidence::Match(0) };
         text.own.suffix(self.config.depth, &mut self.searched);
         text.own.find(&self.searched, MOST_PLACES, &mut self.places);
         let mut length = keep_longest(&mut self.places);
@@ -167,7 +167,7 @@ impl Drafter for Suffix {
             }
             drafts.push(token);
         }
-        length as u32
+        Evidence::Match(length as u32)
     }
 
     fn finish(&mut self, request: RequestId) {

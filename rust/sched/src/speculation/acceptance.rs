@@ -1,10 +1,13 @@
 //! The chance that a draft is right, given the match that it follows, its place, and how its request fared so far.
 //!
-//! Counts decay, so that the estimates follow the traffic. Labels come from every proposal, verified or not: what the
-//! text became tells for free, as a match drafter's proposal does not depend on whether it is verified.
+//! Counts decay, so that the estimates follow the traffic. Labels come from every proposal, verified or not, wherever what
+//! the text became tells for free: a proposal does not depend on whether it is verified. A drafter that estimates the
+//! chance of each draft itself is believed, up to a factor that is learnt.
 
-/// Match lengths that are told apart: 1, 2, 3, 4 to 5, 6 to 8, 9 to 15, 16 and more.
-const MATCHES: usize = 7;
+use crate::draft::Evidence;
+
+/// Kinds of evidence that are told apart: matches of 1, 2, 3, 4 to 5, 6 to 8, 9 to 15, 16 and more, and a model.
+const KINDS: usize = 8;
 /// Draft positions that are told apart; later ones count as the last.
 const POSITIONS: usize = 16;
 /// Trials after which counts are halved.
@@ -13,8 +16,8 @@ const WINDOW: f64 = 256.0;
 const OWN_WINDOW: f64 = 64.0;
 /// Trials that the more general estimate weighs.
 const PRIOR: f64 = 4.0;
-/// Acceptance that nothing is known about, shortest matches first.
-const UNKNOWN: [f64; MATCHES] = [0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9];
+/// Acceptance that nothing is known about, shortest matches first, a model last.
+const UNKNOWN: [f64; KINDS] = [0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.7];
 /// No draft is ever certain.
 const MOST: f64 = 0.995;
 
@@ -34,28 +37,39 @@ impl Counts {
         self.accepted += f64::from(u8::from(accepted));
     }
 
+    /// Keeps a share of what was seen, so that what comes counts for more.
+    fn fade(&mut self, most: f64) {
+        if self.trials > most {
+            self.accepted *= most / self.trials;
+            self.trials = most;
+        }
+    }
+
     fn rate(self, prior: f64) -> f64 {
         (self.accepted + PRIOR * prior) / (self.trials + PRIOR)
     }
 }
 
-fn bucket(matched: u32) -> usize {
-    match matched {
-        0 | 1 => 0,
-        2 => 1,
-        3 => 2,
-        4 | 5 => 3,
-        6..=8 => 4,
-        9..=15 => 5,
-        _ => 6,
+const fn kind(evidence: Evidence) -> usize {
+    match evidence {
+        Evidence::Match(0 | 1) => 0,
+        Evidence::Match(2) => 1,
+        Evidence::Match(3) => 2,
+        Evidence::Match(4 | 5) => 3,
+        Evidence::Match(6..=8) => 4,
+        Evidence::Match(9..=15) => 5,
+        Evidence::Match(_) => 6,
+        Evidence::Model => 7,
     }
 }
 
 /// Acceptance of all requests together.
 #[derive(Clone, Debug, Default)]
 pub struct Acceptance {
-    matches: [Counts; MATCHES],
-    places: [[Counts; POSITIONS]; MATCHES],
+    kinds: [Counts; KINDS],
+    places: [[Counts; POSITIONS]; KINDS],
+    /// How what drafters say of their drafts compares with what came true.
+    confidence: OwnAcceptance,
 }
 
 /// How one request compares with all of them.
@@ -66,42 +80,82 @@ pub struct OwnAcceptance {
     expected: f64,
 }
 
+/// A proposal whose drafts are to be judged.
+#[derive(Clone, Copy, Debug)]
+pub struct Judged<'a> {
+    /// What speaks for it.
+    pub evidence: Evidence,
+    /// The drafter's own estimate of each draft; empty if it makes none.
+    pub confidences: &'a [f32],
+}
+
 impl OwnAcceptance {
+    /// What was seen counts for little from now on.
+    pub fn forget(&mut self) {
+        let before = self.counts.trials;
+        self.counts.fade(PRIOR);
+        if before > 0.0 {
+            self.expected *= self.counts.trials / before;
+        }
+    }
+
+    fn add(&mut self, accepted: bool, expected: f64) {
+        if self.counts.trials >= OWN_WINDOW {
+            self.expected /= 2.0;
+        }
+        self.counts.add(accepted, OWN_WINDOW);
+        self.expected += expected;
+    }
+
     fn ratio(&self) -> f64 {
         (self.counts.accepted + PRIOR) / (self.expected + PRIOR)
     }
 }
 
 impl Acceptance {
-    /// The chance of draft `position` (from 0) after a match of this length, given that all drafts before it are right.
-    pub fn chance(&self, matched: u32, position: usize) -> f64 {
-        let bucket = bucket(matched);
-        let general = self.matches[bucket].rate(UNKNOWN[bucket]);
-        self.places[bucket][position.min(POSITIONS - 1)].rate(general)
+    /// What was seen counts for little from now on: it is long ago.
+    pub fn forget(&mut self) {
+        for counts in self.kinds.iter_mut().chain(self.places.iter_mut().flatten()) {
+            counts.fade(4.0 * PRIOR);
+        }
+        self.confidence.forget();
+    }
+
+    /// The chance of draft `position` (from 0) of such a proposal, given that all drafts before it are right.
+    pub fn chance(&self, evidence: Evidence, position: usize) -> f64 {
+        let kind = kind(evidence);
+        let general = self.kinds[kind].rate(UNKNOWN[kind]);
+        self.places[kind][position.min(POSITIONS - 1)].rate(general)
+    }
+
+    fn expected(&self, judged: Judged<'_>, position: usize) -> f64 {
+        match judged.confidences.get(position) {
+            Some(confidence) => (f64::from(*confidence) * self.confidence.ratio()).clamp(0.0, MOST),
+            None => self.chance(judged.evidence, position),
+        }
     }
 
     /// Survival of each of `count` drafts of one request.
-    pub fn survival(&self, own: &OwnAcceptance, matched: u32, count: usize, survival: &mut Vec<f64>) {
+    pub fn survival(&self, own: &OwnAcceptance, judged: Judged<'_>, count: usize, survival: &mut Vec<f64>) {
         let ratio = own.ratio();
         let mut alive = 1.0;
         survival.clear();
         survival.extend((0..count).map(|position| {
-            alive *= (self.chance(matched, position) * ratio).min(MOST);
+            alive *= (self.expected(judged, position) * ratio).min(MOST);
             alive
         }));
     }
 
     /// Draft `position` was right or wrong, all before it being right.
-    pub fn label(&mut self, own: &mut OwnAcceptance, matched: u32, position: usize, accepted: bool) {
-        let expected = self.chance(matched, position);
-        let bucket = bucket(matched);
-        self.matches[bucket].add(accepted, WINDOW);
-        self.places[bucket][position.min(POSITIONS - 1)].add(accepted, WINDOW);
-        if own.counts.trials >= OWN_WINDOW {
-            own.expected /= 2.0;
+    pub fn label(&mut self, own: &mut OwnAcceptance, judged: Judged<'_>, position: usize, accepted: bool) {
+        let expected = self.expected(judged, position);
+        let kind = kind(judged.evidence);
+        self.kinds[kind].add(accepted, WINDOW);
+        self.places[kind][position.min(POSITIONS - 1)].add(accepted, WINDOW);
+        if let Some(confidence) = judged.confidences.get(position) {
+            self.confidence.add(accepted, f64::from(*confidence).clamp(0.0, 1.0));
         }
-        own.counts.add(accepted, OWN_WINDOW);
-        own.expected += expected;
+        own.add(accepted, expected);
     }
 }
 
@@ -109,14 +163,18 @@ impl Acceptance {
 mod tests {
     use super::*;
 
+    const fn after(matched: u32) -> Judged<'static> {
+        Judged { evidence: Evidence::Match(matched), confidences: &[] }
+    }
+
     #[test]
     fn estimates_follow_the_outcomes_and_forget() {
         let (mut all, mut own) = (Acceptance::default(), OwnAcceptance::default());
         for (right, expected) in [(9, 0.9), (2, 0.2), (7, 0.7)] {
             for trial in 0..2000 {
-                all.label(&mut own, 4, 1, trial * 7 % 10 < right);
+                all.label(&mut own, after(4), 1, trial * 7 % 10 < right);
             }
-            let chance = all.chance(4, 1);
+            let chance = all.chance(Evidence::Match(4), 1);
             assert!((chance - expected).abs() < 0.03, "{chance} for {expected}");
         }
     }
@@ -126,15 +184,28 @@ mod tests {
         let mut all = Acceptance::default();
         let (mut good, mut bad) = (OwnAcceptance::default(), OwnAcceptance::default());
         for _ in 0..100 {
-            all.label(&mut good, 3, 0, true);
-            all.label(&mut bad, 3, 0, false);
+            all.label(&mut good, after(3), 0, true);
+            all.label(&mut bad, after(3), 0, false);
         }
         let first = |own: &OwnAcceptance| {
             let mut survival = Vec::new();
-            all.survival(own, 3, 3, &mut survival);
+            all.survival(own, after(3), 3, &mut survival);
             assert!(survival.is_sorted_by(|a, b| a >= b));
             survival[0]
         };
         assert!(first(&good) > 0.8 && first(&bad) < 0.1, "{} and {}", first(&good), first(&bad));
+    }
+
+    #[test]
+    fn what_a_drafter_says_of_itself_counts_up_to_the_factor_by_which_it_is_wrong() {
+        let (mut all, mut own) = (Acceptance::default(), OwnAcceptance::default());
+        let boast = Judged { evidence: Evidence::Model, confidences: &[0.9, 0.9] };
+        for trial in 0..400 {
+            all.label(&mut own, boast, 0, trial % 2 == 0);
+        }
+        let mut survival = Vec::new();
+        let humble = Judged { evidence: Evidence::Model, confidences: &[0.45, 0.9] };
+        all.survival(&OwnAcceptance::default(), humble, 2, &mut survival);
+        assert!((survival[0] - 0.25).abs() < 0.03 && (survival[1] - 0.125).abs() < 0.03, "{survival:?}");
     }
 }

@@ -19,6 +19,70 @@ pub struct Choice {
     pub rate: f64,
 }
 
+/// Every offered draft, the most likely first: chance, row and place in its row.
+///
+/// Ties go to the earlier draft, so that equal survivals stay prefixes.
+fn ranked(offers: &[Offer]) -> Vec<(f64, usize, usize)> {
+    let mut ranked: Vec<(f64, usize, usize)> = Vec::new();
+    for (row, offer) in offers.iter().enumerate() {
+        ranked.extend(offer.survival.iter().enumerate().map(|(at, survival)| (*survival, row, at)));
+    }
+    ranked.sort_unstable_by(|a, b| b.0.total_cmp(&a.0).then(a.2.cmp(&b.2)).then(a.1.cmp(&b.1)));
+    ranked
+}
+
+/// Numbers of drafts up to which each is tried; of more, about as many again.
+const EXACT: usize = 64;
+
+/// The number of drafts, of at most `most` survivals that fall, that gives the most expected tokens per second.
+fn best(survivals: impl Iterator<Item = f64>, most: usize, base: f64, cost: impl Fn(usize) -> f64) -> Choice {
+    let stride = (most / EXACT).max(1);
+    let mut tokens = base;
+    let mut best = Choice { drafts: 0, tokens, rate: base / cost(0) };
+    for (at, survival) in survivals.enumerate() {
+        tokens += survival;
+        if at + 1 > EXACT && !(at + 1).is_multiple_of(stride) && at + 1 != most {
+            continue;
+        }
+        let rate = tokens / cost(at + 1);
+        if rate > best.rate {
+            best = Choice { drafts: at + 1, tokens, rate };
+        }
+    }
+    best
+}
+
+/// The most drafts that a row is offered.
+pub fn longest(offers: &[Offer]) -> usize {
+    offers.iter().map(|offer| offer.survival.len()).max().unwrap_or(0)
+}
+
+/// Chooses how many drafts per row, one of the rising `lengths` or as many as there are, are worth being proposed: `cost` is the time of a step that
+/// proposes so many and verifies drafts of the step before it. Returns the length and what is expected of it.
+pub fn choose_proposal(
+    outlook: &[Offer],
+    base: f64,
+    lengths: impl Iterator<Item = usize>,
+    cost: impl Fn(usize, usize) -> f64,
+) -> (usize, Choice) {
+    let ranked = ranked(outlook);
+    let mut chosen = (0, Choice { drafts: 0, tokens: base, rate: base / cost(0, 0) });
+    let longest = longest(outlook);
+    let mut before = 0;
+    for length in lengths.map(|length| length.min(longest)) {
+        if std::mem::replace(&mut before, length) == length {
+            continue;
+        }
+        let survivals = ranked.iter().filter(|(_, _, at)| *at < length).map(|(survival, _, _)| *survival);
+        let most = outlook.iter().map(|offer| offer.survival.len().min(length)).sum();
+        let choice = best(survivals, most, base, |drafts| cost(length, drafts));
+        if choice.drafts > 0 && choice.rate > chosen.1.rate {
+            chosen = (length, choice);
+        }
+    }
+    chosen
+}
+
 /// Chooses `d` to maximise `(base + sum of the d greatest survivals) / cost(d)`; the fewest among equals.
 ///
 /// `base` is what the step yields without these drafts, `cost` its time in seconds. Since survival never rises along a
@@ -29,21 +93,8 @@ pub fn choose_lengths(
     cost: impl Fn(usize) -> f64,
     lengths: &mut Vec<u32>,
 ) -> Choice {
-    let mut ranked: Vec<(f64, usize, usize)> = Vec::new();
-    for (row, offer) in offers.iter().enumerate() {
-        ranked.extend(offer.survival.iter().enumerate().map(|(at, survival)| (*survival, row, at)));
-    }
-    // Ties go to the earlier draft, so that equal survivals stay prefixes.
-    ranked.sort_unstable_by(|a, b| b.0.total_cmp(&a.0).then(a.2.cmp(&b.2)).then(a.1.cmp(&b.1)));
-    let mut tokens = base;
-    let mut best = Choice { drafts: 0, tokens, rate: base / cost(0) };
-    for (at, (survival, _, _)) in ranked.iter().enumerate() {
-        tokens += survival;
-        let rate = tokens / cost(at + 1);
-        if rate > best.rate {
-            best = Choice { drafts: at + 1, tokens, rate };
-        }
-    }
+    let ranked = ranked(offers);
+    let best = best(ranked.iter().map(|(survival, _, _)| *survival), ranked.len(), base, cost);
     lengths.clear();
     lengths.resize(offers.len(), 0);
     for (_, row, _) in &ranked[..best.drafts] {

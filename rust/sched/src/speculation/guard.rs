@@ -5,11 +5,15 @@
 //! lost against the estimate of the same tokens without them, and is paid what it gained, up to a cap. When it is empty
 //! there are no drafts until it has earned enough. So whatever the model gets wrong, the time lost is at most half a
 //! percent plus the cap, as far as the estimate of plain steps is right; probes keep that one fresh.
+//!
+//! A drafter inside the worker proposes in the step before the one that verifies, and takes time for it. So the guard also
+//! decides how many drafts are to be proposed: by what is expected of them, before they are known.
 
 use frizzen_core::SpeculationReason as Reason;
 
-use super::choose::{Offer, choose_lengths};
-use super::cost::{CostModel, Curve};
+use super::choose::{Choice, Offer, choose_lengths, choose_proposal, longest};
+use super::cost::{CostModel, Costs, Curve};
+use super::law::Experts;
 
 /// What the account earns per step, in plain steps.
 const EARNED: f64 = 0.005;
@@ -20,14 +24,14 @@ const INITIAL: f64 = 6.0;
 /// An empty account must earn this much before drafts are tried again.
 const RESUME: f64 = 2.0;
 /// Steps with drafts after which two are run without.
-const PROBE_EVERY: u64 = 100;
+const PROBE_EVERY: u64 = 200;
 /// Steps after which the cost of a length counts as unknown, if the account can pay for a look.
 const STALE: u64 = 1000;
 /// Expected gain above which drafts are switched on, and below which they are switched off again.
-const ON_ABOVE: f64 = 0.03;
-const OFF_BELOW: f64 = 0.005;
+const ON_ABOVE: f64 = 0.02;
+const OFF_BELOW: f64 = 0.0;
 /// Least expected gain of a single step while drafts are on.
-const STEP_GAIN: f64 = 0.01;
+const STEP_GAIN: f64 = 0.005;
 /// Weight of the latest step in the expected gain.
 const FRESH: f64 = 0.1;
 /// A step this far from its predicted time, several times in a row, says that the machine has changed.
@@ -37,6 +41,14 @@ const SURPRISES: i32 = 3;
 const SURPRISE_AFTER: u64 = 20;
 /// Lengths whose cost is looked at first.
 const LOOKS: [usize; 6] = [1, 2, 4, 8, 16, 32];
+/// Lengths that a worker may be told to propose.
+const PROPOSALS: [usize; 12] = [1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32];
+/// Steps of a trial.
+const TRIAL: u32 = 12;
+/// Steps without a label after which drafts are tried while the account holds three quarters of what it may.
+const UNSURE: u32 = 40;
+/// The same for half of it.
+const STALE_CHANCES: u32 = 400;
 
 /// Drafts were switched on or off.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -58,6 +70,41 @@ pub struct Fixed {
     pub drafts: usize,
     /// How many of them are expected to be right.
     pub tokens: f64,
+    /// The most of them that a row is to be proposed in this step, by a drafter in the worker.
+    pub proposed: usize,
+}
+
+/// What a decision is about: the next step.
+#[derive(Clone, Copy, Debug)]
+pub struct Situation<'a> {
+    /// Rows of the step.
+    pub rows: usize,
+    /// Drafts that are not the guard's to choose.
+    pub fixed: Fixed,
+    /// The drafts at hand, of each row that leaves it to the guard.
+    pub offers: &'a [Offer],
+    /// What is expected of drafts that the worker would propose in this step; `None` if it has no drafter.
+    pub outlook: Option<&'a [Offer]>,
+    /// Steps since anything was learnt about the chances of drafts, where only drafts that are proposed or verified teach
+    /// it; else 0.
+    pub unlabelled: u32,
+}
+
+/// What was decided, besides the lengths.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Decision {
+    /// That of the rows with drafts, or of there being none.
+    pub reason: Reason,
+    /// Drafts per row that the worker is to propose in this step.
+    pub propose: usize,
+    /// A trial begins: what was learnt of the chances of drafts is to count for little.
+    pub forget: bool,
+}
+
+impl From<Reason> for Decision {
+    fn from(reason: Reason) -> Self {
+        Self { reason, propose: 0, forget: false }
+    }
 }
 
 /// A step without prefill, measured.
@@ -67,6 +114,8 @@ pub struct MeasuredStep {
     pub rows: usize,
     /// Drafts over all rows.
     pub drafts: usize,
+    /// Drafts per row that the worker proposed in it.
+    pub proposed: usize,
     /// Tokens that came out.
     pub tokens: usize,
     /// From the end of the step before it to its own.
@@ -88,7 +137,46 @@ pub struct Guard {
     probes: u32,
     surprises: i32,
     looking: bool,
+    /// What is left of a trial.
+    trial: u32,
     changes: Vec<ModeChange>,
+}
+
+/// What the steps take that a decision is between.
+struct Times {
+    verify: Curve,
+    /// Of a drafter in the worker.
+    draft: Option<Curve>,
+    fixed: Fixed,
+    /// Tokens that come without the guard's drafts.
+    base: f64,
+}
+
+impl Times {
+    fn step(&self, drafts: usize, proposed: usize) -> f64 {
+        let proposed = proposed.max(self.fixed.proposed);
+        self.verify.at(drafts) + self.draft.as_ref().map_or(0.0, |draft| draft.at(proposed))
+    }
+
+    /// Seconds of the step without the guard's drafts.
+    fn plain(&self) -> f64 {
+        self.step(self.fixed.drafts, 0)
+    }
+
+    fn plain_rate(&self) -> f64 {
+        self.base / self.plain()
+    }
+
+    /// The best lengths of the drafts at hand, how many to propose, and what is expected of going on like that.
+    fn best(&self, offers: &[Offer], outlook: Option<&[Offer]>, lengths: &mut Vec<u32>) -> (usize, Choice) {
+        let cost = |proposed, drafts| self.step(self.fixed.drafts + drafts, proposed);
+        let Some(outlook) = outlook else {
+            return (0, choose_lengths(offers, self.base, |drafts| cost(0, drafts), lengths));
+        };
+        let (propose, choice) = choose_proposal(outlook, self.base, PROPOSALS.into_iter(), cost);
+        choose_lengths(offers, self.base, |drafts| cost(propose, drafts), lengths);
+        (propose, choice)
+    }
 }
 
 impl Default for Guard {
@@ -103,46 +191,64 @@ impl Default for Guard {
             probes: 0,
             surprises: 0,
             looking: false,
+            trial: 0,
             changes: Vec::new(),
         }
     }
 }
 
 impl Guard {
-    /// Chooses how many of each offer's drafts the next step of `rows` rows verifies.
-    ///
-    /// The reason is that of the rows with drafts, or of there being none.
-    pub fn choose(&mut self, rows: usize, fixed: Fixed, offers: &[Offer], lengths: &mut Vec<u32>) -> Reason {
+    /// A guard of a model with these experts.
+    pub fn new(experts: Option<Experts>) -> Self {
+        Self { cost: CostModel::new(experts), ..Self::default() }
+    }
+
+    /// Chooses how many of each offer's drafts the next step verifies, and how many drafts per row it proposes.
+    pub fn decide(&mut self, situation: &Situation<'_>, lengths: &mut Vec<u32>) -> Decision {
+        let Situation { rows, fixed, offers, outlook, .. } = *situation;
         lengths.clear();
         lengths.resize(offers.len(), 0);
         self.looking = false;
-        if offers.iter().all(|offer| offer.survival.is_empty()) {
-            return Reason::NoMatch;
+        let expected = outlook.unwrap_or(offers);
+        if expected.iter().all(|offer| offer.survival.is_empty()) {
+            return Reason::NoMatch.into();
         }
-        let curve = self.cost.curve(rows).filter(|_| self.cost.weight(rows, 0) >= 2.0);
-        let Some(curve) = curve else { return Reason::WarmUp };
+        let curve = self.cost.curve(rows).filter(|_| self.cost.weight(rows, 0, 0) >= 2.0);
+        let Some(curve) = curve else { return Reason::WarmUp.into() };
         if self.suspended {
-            return Reason::MeasuredLoss;
+            return Reason::MeasuredLoss.into();
         }
         if self.must_probe(rows) {
-            return Reason::ProbeOff;
+            return Reason::ProbeOff.into();
         }
-        if let Some(length) = self.next_look(rows, fixed, offers, &curve) {
+        let times = Times {
+            verify: curve,
+            draft: outlook.map(|_| self.cost.drafting(rows)),
+            fixed,
+            base: rows as f64 + fixed.tokens,
+        };
+        let look = self.next_look(situation, &times);
+        let trial = look.is_none().then(|| self.trial(situation, &times)).flatten();
+        if let Some(length) = look.or(trial) {
+            let forget = trial.is_some() && self.trial == TRIAL;
             self.looking = true;
-            for (chosen, offer) in lengths.iter_mut().zip(offers) {
-                *chosen = offer.survival.len().min(length) as u32;
+            let propose = outlook.map_or(0, |outlook| length.min(longest(outlook)));
+            // What proposing takes is seen in a step that does nothing else.
+            if propose == 0 || self.cost.knows_drafting(rows, propose) {
+                for (chosen, offer) in lengths.iter_mut().zip(offers) {
+                    *chosen = offer.survival.len().min(length) as u32;
+                }
             }
-            return Reason::ProbeOn;
+            return Decision { reason: Reason::ProbeOn, propose, forget };
         }
-        let base = rows as f64 + fixed.tokens;
-        let choice = choose_lengths(offers, base, |drafts| curve.at(fixed.drafts + drafts), lengths);
-        let gain = choice.rate * curve.at(fixed.drafts) / base - 1.0;
+        let (propose, choice) = times.best(offers, outlook, lengths);
+        let gain = choice.rate / times.plain_rate() - 1.0;
         self.expect(gain, rows);
         if self.on && gain >= STEP_GAIN {
-            return Reason::Gain;
+            return Decision { reason: Reason::Gain, propose, forget: false };
         }
         lengths.fill(0);
-        Reason::BelowBreakEven
+        Reason::BelowBreakEven.into()
     }
 
     /// Updates the expected gain and switches.
@@ -166,7 +272,7 @@ impl Guard {
 
     /// Whether this step is run without drafts to keep the estimate of plain steps fresh.
     fn must_probe(&mut self, rows: usize) -> bool {
-        let age = self.cost.age(rows, 0).unwrap_or(u64::MAX);
+        let age = self.cost.age(rows, 0, 0).unwrap_or(u64::MAX);
         if self.probes == 0
             && (age > PROBE_EVERY || (self.surprises.abs() >= SURPRISES && age > SURPRISE_AFTER))
         {
@@ -179,49 +285,88 @@ impl Guard {
     }
 
     /// A length whose cost is not known and could pay off, if the account can pay for a look.
-    fn next_look(&self, rows: usize, fixed: Fixed, offers: &[Offer], curve: &Curve) -> Option<usize> {
-        let plain = curve.at(fixed.drafts);
-        let base = rows as f64 + fixed.tokens;
+    fn next_look(&self, situation: &Situation<'_>, times: &Times) -> Option<usize> {
+        let Situation { rows, fixed, offers, outlook, .. } = *situation;
+        let expected = outlook.unwrap_or(offers);
+        let plain = times.plain();
+        // Drafts at hand are what will be measured; without any, those that are expected.
+        let measured = if offers.iter().all(|offer| offer.survival.is_empty()) { expected } else { offers };
         let mut known = plain;
         let mut before = 0;
         for length in LOOKS {
             let cut = |offer: &Offer| offer.survival.len().min(length);
-            let drafts: usize = offers.iter().map(cut).sum();
+            let drafts: usize = expected.iter().map(cut).sum();
             if drafts == before {
                 break;
             }
             before = drafts;
-            let total = fixed.drafts + drafts;
-            let looked_at = self.cost.weight(rows, total) >= 2.0;
-            let fresh = self.cost.age(rows, total).is_some_and(|age| age < STALE);
-            let expected: f64 = offers.iter().flat_map(|offer| &offer.survival[..cut(offer)]).sum();
+            let proposed = outlook.map_or(0, |outlook| length.min(longest(outlook)));
+            let total = fixed.drafts + measured.iter().map(cut).sum::<usize>();
+            let looked_at = self.cost.weight(rows, total, proposed) >= 2.0;
+            let fresh = self.cost.age(rows, total, proposed).is_some_and(|age| age < STALE);
+            let tokens =
+                times.base + expected.iter().flat_map(|offer| &offer.survival[..cut(offer)]).sum::<f64>();
+            let cost = times.step(fixed.drafts + drafts, proposed);
             // More drafts cost no less than fewer did.
-            let may_gain = (base + expected) / known > base / plain * (1.0 + ON_ABOVE);
-            let loss = curve.at(total) / plain - (base + expected) / base;
+            let may_gain = tokens / known > times.plain_rate() * (1.0 + ON_ABOVE);
+            let loss = cost / plain - tokens / times.base;
             let payable = if looked_at { loss.max(CAP / 2.0) } else { loss.max(0.0) };
             if (!looked_at || (!fresh && loss > 0.0)) && may_gain && payable < self.account {
                 return Some(length);
             }
             if looked_at && fresh {
-                known = curve.at(total);
+                known = cost;
             }
         }
         None
     }
 
+    /// The length of a trial, if little is known about the chances of drafts, better ones than those would pay off, and the
+    /// account can pay.
+    fn trial(&mut self, situation: &Situation<'_>, times: &Times) -> Option<usize> {
+        self.trial = self.trial.saturating_sub(1);
+        let needed = if self.trial > 0 {
+            0.0
+        } else if situation.unlabelled > STALE_CHANCES {
+            0.5 * CAP
+        } else if situation.unlabelled > UNSURE {
+            0.75 * CAP
+        } else {
+            return None;
+        };
+        if self.account < needed {
+            return None;
+        }
+        let hopeful =
+            |offer: &Offer| Offer { survival: offer.survival.iter().map(|chance| chance.cbrt()).collect() };
+        let expected: Vec<Offer> =
+            situation.outlook.unwrap_or(situation.offers).iter().map(hopeful).collect();
+        let proposals = |length| if situation.outlook.is_some() { length } else { 0 };
+        let cost = |length, drafts| times.step(times.fixed.drafts + drafts, proposals(length));
+        let (length, choice) = choose_proposal(&expected, times.base, PROPOSALS.into_iter(), cost);
+        let is_worth_it = choice.rate > times.plain_rate() * (1.0 + ON_ABOVE);
+        self.trial = match self.trial {
+            _ if !is_worth_it => 0,
+            0 => TRIAL,
+            left => left,
+        };
+        is_worth_it.then_some(length)
+    }
+
     /// Takes a step's time over. Returns the estimate of the same step without drafts, in seconds, if there is one.
     pub fn measure(&mut self, step: &MeasuredStep) -> Option<f64> {
-        let MeasuredStep { rows, drafts, tokens, seconds, governed } = *step;
+        let MeasuredStep { rows, drafts, proposed, tokens, seconds, governed } = *step;
         let curve = self.cost.curve(rows);
-        self.cost.measure(rows, drafts, seconds);
+        let drafting = self.cost.drafting(rows).at(proposed);
+        self.cost.measure(rows, drafts, proposed, seconds);
         self.account = (self.account + EARNED).min(CAP);
         if self.suspended && self.account >= RESUME {
             self.suspended = false;
         }
         let curve = curve?;
         let plain = curve.at(0);
-        if drafts > 0 {
-            self.note_surprise(seconds / curve.at(drafts) - 1.0, rows);
+        if drafts > 0 || proposed > 0 {
+            self.note_surprise(seconds / (curve.at(drafts) + drafting) - 1.0, rows);
             if governed && plain > 0.0 {
                 let gained = tokens as f64 / rows as f64 - seconds / plain;
                 self.account = (self.account + gained).min(CAP);
@@ -245,6 +390,17 @@ impl Guard {
         if self.surprises.abs() == SURPRISES {
             self.cost.distrust_drafts(rows);
         }
+    }
+
+    /// Takes over the times that an earlier run knew.
+    pub fn restore(&mut self, costs: &Costs) {
+        self.cost.restore(costs);
+    }
+
+    /// No drafts from now on: their drafter failed.
+    pub fn disable(&mut self, rows: usize) {
+        self.suspended = true;
+        self.switch(false, Reason::DrafterFailed, rows);
     }
 
     /// Whether drafts are on.

@@ -2,7 +2,7 @@
 //!
 //! * [`Speculator`]: follows requests, proposes, labels, keeps each request's account.
 //! * [`guard`]: decides about drafts of requests that leave it to the server, by measured time.
-//! * [`cost`]: the time of a step over rows and drafts, fitted online.
+//! * [`cost`]: the time of a step over rows and drafts, fitted online; [`law`]: what it is made of.
 //! * [`acceptance`]: the chance of each draft, from match lengths and outcomes.
 //! * [`choose`]: the lengths that give the most tokens per second.
 //!
@@ -11,15 +11,21 @@
 pub mod acceptance;
 pub mod choose;
 pub mod cost;
+mod followed;
 pub mod guard;
+pub mod law;
 mod speculator;
+mod status;
 
+pub use cost::Costs;
 pub use guard::{Guard, ModeChange};
-pub use speculator::{SpeculationStatus, SpeculationTotals, Speculator};
+pub use law::Experts;
+pub use speculator::Speculator;
+pub use status::{SpeculationStatus, SpeculationTotals};
 
 use frizzen_core::Speculation;
 
-use crate::draft::{Drafter, Ngram, NgramConfig, Suffix, SuffixConfig};
+use crate::draft::{Drafter, Ngram, NgramConfig, Proposed, Suffix, SuffixConfig};
 
 /// Which drafter, and how it looks.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -28,6 +34,48 @@ pub enum DrafterConfig {
     Ngram(NgramConfig),
     /// Suffix matches in the request's own text and in recent outputs.
     Suffix(SuffixConfig),
+    /// A model in the worker, whose proposals come with the results of each step.
+    Worker(ModelDrafter),
+}
+
+/// Drafters that are models; the worker carries them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ModelDrafter {
+    /// A smaller model of the same vocabulary.
+    DraftModel,
+    /// Multi-token prediction layers of the target's checkpoint.
+    Mtp,
+    /// EAGLE-3 heads.
+    Eagle3,
+    /// A semi-autoregressive block drafter.
+    Dspark,
+}
+
+impl ModelDrafter {
+    /// Every one.
+    pub const ALL: [Self; 4] = [Self::DraftModel, Self::Mtp, Self::Eagle3, Self::Dspark];
+
+    /// The name that selects it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::DraftModel => "draft_model",
+            Self::Mtp => "mtp",
+            Self::Eagle3 => "eagle3",
+            Self::Dspark => "dspark",
+        }
+    }
+}
+
+impl SpeculationConfig {
+    /// Whether the text tells only of verified drafts whether they were right.
+    pub(crate) const fn only_verified(&self) -> bool {
+        self.fill || self.sampled_drafts
+    }
+
+    /// Whether drafts come from the worker.
+    pub const fn is_worker(&self) -> bool {
+        matches!(self.drafter, DrafterConfig::Worker(_))
+    }
 }
 
 impl DrafterConfig {
@@ -39,6 +87,7 @@ impl DrafterConfig {
         Ok(match self {
             Self::Ngram(config) => Box::new(Ngram::new(*config)?),
             Self::Suffix(config) => Box::new(Suffix::new(*config)?),
+            Self::Worker(model) => Box::new(Proposed::new(model.name())),
         })
     }
 }
@@ -52,4 +101,18 @@ pub struct SpeculationConfig {
     pub default: Speculation,
     /// Fill proposals up to their length, so that forced acceptance can be studied at every length.
     pub fill: bool,
+    /// A model draws its drafts at random: whether one that was not verified would have been right cannot be told from the
+    /// text.
+    pub sampled_drafts: bool,
+}
+
+impl Default for SpeculationConfig {
+    fn default() -> Self {
+        Self {
+            drafter: DrafterConfig::Suffix(SuffixConfig::default()),
+            default: Speculation::Off,
+            fill: false,
+            sampled_drafts: false,
+        }
+    }
 }

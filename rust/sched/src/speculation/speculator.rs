@@ -5,71 +5,17 @@ use std::time::Duration;
 use frizzen_core::{RequestId, Speculation, SpeculationReason as Reason, SpeculationUsage, TokenId};
 use rustc_hash::FxHashMap;
 
-use super::acceptance::{Acceptance, OwnAcceptance};
+use super::acceptance::{Acceptance, Judged};
 use super::choose::Offer;
-use super::guard::{Fixed, Guard, MeasuredStep, ModeChange};
-use super::{DrafterConfig, SpeculationConfig};
+use super::cost::Costs;
+use super::followed::Followed;
+use super::guard::{Fixed, Guard, MeasuredStep, ModeChange, Situation};
+use super::law::Experts;
+use super::{SpeculationConfig, SpeculationStatus, SpeculationTotals};
 use crate::commit::RowEvent;
-use crate::draft::Drafter;
+use crate::draft::{Drafter, Evidence};
 use crate::plan::{StepOutput, StepPlan};
 use crate::scheduler::Scheduler;
-
-/// A request that may get drafts.
-#[derive(Debug)]
-struct Followed {
-    asked: Speculation,
-    /// It said something about speculation, so it is told what came of it.
-    reports: bool,
-    usage: SpeculationUsage,
-    own: OwnAcceptance,
-    /// The proposal that is being compared with what the text becomes, and how far it was right.
-    proposal: Vec<TokenId>,
-    right: usize,
-    /// Length of the match that the proposal follows.
-    matched: u32,
-    reason: Reason,
-}
-
-/// Counts since the start.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct SpeculationTotals {
-    /// Rows that were verified with at least one draft.
-    pub drafted_rows: u64,
-    /// Drafts that were verified.
-    pub drafts: u64,
-    /// How many of them were right.
-    pub accepted: u64,
-    /// The same by the draft's place in its row.
-    pub accepted_at: Vec<u64>,
-    /// Seconds saved (lost, if negative) against the estimate without drafts, over steps without prefill.
-    pub saved: f64,
-}
-
-/// A snapshot for people and monitors.
-#[derive(Clone, Debug, PartialEq)]
-pub struct SpeculationStatus {
-    /// Name of the drafter.
-    pub drafter: &'static str,
-    /// What requests get that say nothing.
-    pub default: Speculation,
-    /// Whether requests that leave it to the server get drafts.
-    pub on: bool,
-    /// Why.
-    pub reason: Reason,
-    /// Expected gain of drafts: 0.1 is a tenth more tokens per second.
-    pub expected_gain: f64,
-    /// What the guard may still lose, in steps without drafts.
-    pub account: f64,
-    /// Rows of the last step.
-    pub rows: usize,
-    /// Seconds of a step of as many rows with 0, 1, 2, 4, 8 and 16 drafts per row, as fitted; empty before the first
-    /// measurement.
-    pub step_seconds: Vec<(usize, f64)>,
-    /// Chance of a first draft after a match of 1, 2, 4, 8 and 16 tokens.
-    pub first_draft_chance: Vec<(u32, f64)>,
-    /// Counts since the start.
-    pub totals: SpeculationTotals,
-}
 
 /// Proposes after every commit and keeps the ledger.
 #[derive(Debug)]
@@ -84,19 +30,27 @@ pub struct Speculator {
     rows: usize,
     /// A request with drafts of a fixed length was in the last proposal.
     fixed: bool,
+    /// Drafts per row that the worker is to propose after the next step.
+    wanted: u32,
+    /// Why there are no drafts any more.
+    failure: Option<String>,
+    /// Steps since the last label.
+    unlabelled: u32,
     /// Scratch: who gets drafts by the guard's choice, what is offered of each, and what was chosen.
     governed: Vec<RequestId>,
     offers: Vec<Offer>,
+    /// Scratch: what is expected of drafts that the worker would propose.
+    outlook: Vec<Offer>,
     lengths: Vec<u32>,
     drafts: Vec<TokenId>,
 }
 
 impl Speculator {
-    /// A speculator that follows nobody yet; a row gets at most `max_drafts` drafts.
+    /// A speculator that follows nobody yet; a row gets at most `max_drafts` drafts of a model with these experts.
     ///
     /// # Errors
     /// A sentence that names the value and its limit.
-    pub fn new(config: SpeculationConfig, max_drafts: u32) -> Result<Self, String> {
+    pub fn new(config: SpeculationConfig, max_drafts: u32, experts: Option<Experts>) -> Result<Self, String> {
         if let Speculation::MaxTokens(k) = config.default
             && !(1..=max_drafts).contains(&k)
         {
@@ -108,15 +62,19 @@ impl Speculator {
             drafter: config.drafter.build()?,
             followed: FxHashMap::default(),
             acceptance: Acceptance::default(),
-            guard: Guard::default(),
+            guard: Guard::new(experts),
             totals: SpeculationTotals {
                 accepted_at: vec![0; max_drafts as usize],
                 ..SpeculationTotals::default()
             },
             rows: 0,
             fixed: false,
+            wanted: 0,
+            failure: None,
+            unlabelled: 0,
             governed: Vec::new(),
             offers: Vec::new(),
+            outlook: Vec::new(),
             lengths: Vec::new(),
             drafts: Vec::new(),
         })
@@ -132,17 +90,9 @@ impl Speculator {
             if asked != Speculation::Off {
                 let shared = admission.request.cache_salt.is_none();
                 self.drafter.start(row.request, &admission.request.prompt, shared);
-                let usage = SpeculationUsage::default();
-                let followed = Followed {
-                    asked,
-                    reports: params.speculation.is_some(),
-                    usage: SpeculationUsage { lengths: vec![0; self.max_drafts as usize + 1], ..usage },
-                    own: OwnAcceptance::default(),
-                    proposal: Vec::new(),
-                    right: 0,
-                    matched: 0,
-                    reason: Reason::WarmUp,
-                };
+                let reason = if self.failure.is_some() { Reason::DrafterFailed } else { Reason::WarmUp };
+                let reports = params.speculation.is_some();
+                let followed = Followed::new(asked, reports, self.max_drafts, reason);
                 self.followed.insert(row.request, followed);
             }
         }
@@ -153,15 +103,16 @@ impl Speculator {
         if self.followed.is_empty() {
             return;
         }
-        let drafts = plan.num_drafts();
+        let speculates = plan.num_drafts() > 0 || plan.propose > 0;
         let plain = self.measure(plan, output, elapsed.as_secs_f64());
         let saved = |tokens: f64| {
-            plain.filter(|_| drafts > 0).map_or(0.0, |plain| tokens * plain - elapsed.as_secs_f64())
+            plain.filter(|_| speculates).map_or(0.0, |plain| tokens * plain - elapsed.as_secs_f64())
         };
         for (row, sampled) in plan.rows.iter().zip(&output.num_sampled) {
             let Some(followed) = self.followed.get_mut(&row.request).filter(|_| *sampled > 0) else {
                 continue;
             };
+            followed.verified = row.num_drafts as usize;
             let accepted = sampled - 1;
             let usage = &mut followed.usage;
             usage.drafts += row.num_drafts;
@@ -180,13 +131,15 @@ impl Speculator {
         }
         let tokens = f64::from(output.num_sampled.iter().sum::<u32>());
         self.totals.saved += saved(tokens / plan.rows.len().max(1) as f64);
+        let mut labels = 0;
         for event in events {
             if let Some(followed) = self.followed.get_mut(&event.request) {
                 let tokens = &output.tokens[event.tokens.clone()];
-                followed.compare(tokens, &mut self.acceptance);
+                labels += followed.compare(tokens, &mut self.acceptance, self.config.only_verified());
                 self.drafter.observe(event.request, tokens);
             }
         }
+        self.unlabelled = if labels > 0 { 0 } else { self.unlabelled.saturating_add(1) };
     }
 
     /// Gives a step's time to the guard, if the step is of a kind that is compared: no prefill, no failed row.
@@ -195,21 +148,34 @@ impl Speculator {
         if !decode || plan.rows.is_empty() || !output.failed.is_empty() {
             return None;
         }
-        let ungoverned =
-            |request| self.followed.get(&request).is_none_or(|followed| followed.asked != Speculation::Auto);
-        let governed = !plan.rows.iter().any(|row| row.num_drafts > 0 && ungoverned(row.request));
+        let is_fixed = |request| {
+            let followed = self.followed.get(&request);
+            followed.is_some_and(|followed| matches!(followed.asked, Speculation::MaxTokens(_)))
+        };
+        let mut rows = plan.rows.iter();
+        let governed = !rows.any(|row| (row.num_drafts > 0 || plan.propose > 0) && is_fixed(row.request));
         self.guard.measure(&MeasuredStep {
             rows: plan.rows.len(),
             drafts: plan.num_drafts(),
+            proposed: plan.propose as usize,
             tokens: output.num_sampled.iter().sum::<u32>() as usize,
             seconds,
             governed,
         })
     }
 
+    /// Takes over what the worker's drafter proposed after a step. To be called before [`Self::propose`].
+    pub fn receive(&mut self, plan: &StepPlan, output: &StepOutput) {
+        self.drafter.receive(plan, &output.proposals);
+        if let Some(why) = &output.proposals.failed {
+            self.fail_drafter(why.clone());
+        }
+    }
+
     /// Proposes for the rows that a commit has told about, and hands the drafts to the scheduler.
     pub fn propose(&mut self, scheduler: &mut Scheduler, events: &[RowEvent]) {
-        if self.followed.is_empty() {
+        self.wanted = 0;
+        if self.followed.is_empty() || self.failure.is_some() {
             return;
         }
         let live = || events.iter().filter(|event| event.finish.is_none() && !event.tokens.is_empty());
@@ -217,16 +183,16 @@ impl Speculator {
         self.governed.clear();
         let mut fixed = Fixed::default();
         self.fixed = false;
-        let mut offers = 0;
+        let (mut offers, mut outlook) = (0, 0);
         for event in live() {
             let room = scheduler.draft_room(event.request);
+            if self.config.is_worker() {
+                outlook += usize::from(self.look_ahead(event.request, room, outlook, &mut fixed));
+            }
             let Some(asked) = self.offer(event.request, room) else { continue };
             let followed = self.followed.get_mut(&event.request).expect("an offer is of a followed request");
-            if offers == self.offers.len() {
-                self.offers.push(Offer::default());
-            }
-            let survival = &mut self.offers[offers].survival;
-            self.acceptance.survival(&followed.own, followed.matched, self.drafts.len(), survival);
+            let survival = survival_at(&mut self.offers, offers);
+            self.acceptance.survival(&followed.own, followed.judged(), self.drafts.len(), survival);
             if asked == Speculation::Auto {
                 offers += 1;
                 self.governed.push(event.request);
@@ -239,8 +205,7 @@ impl Speculator {
             }
             followed.begin(&self.drafts);
         }
-        let offers = &self.offers[..offers];
-        let reason = self.guard.choose(self.rows, fixed, offers, &mut self.lengths);
+        let reason = self.decide(fixed, offers, outlook);
         for (request, length) in self.governed.iter().zip(&self.lengths) {
             let Some(followed) = self.followed.get_mut(request) else { continue };
             let left_out = *length == 0 && matches!(reason, Reason::Gain | Reason::ProbeOn);
@@ -250,20 +215,88 @@ impl Speculator {
         }
     }
 
+    /// Lets the guard choose among the first offers and the first of the outlook.
+    fn decide(&mut self, fixed: Fixed, offers: usize, outlook: usize) -> Reason {
+        let labels_cost = self.config.is_worker() || self.config.only_verified();
+        let situation = Situation {
+            rows: self.rows,
+            fixed,
+            offers: &self.offers[..offers],
+            outlook: self.config.is_worker().then_some(&self.outlook[..outlook]),
+            unlabelled: if labels_cost { self.unlabelled } else { 0 },
+        };
+        let decision = self.guard.decide(&situation, &mut self.lengths);
+        if decision.forget {
+            self.acceptance.forget();
+            self.followed.values_mut().for_each(|followed| followed.own.forget());
+        }
+        self.wanted = fixed.proposed.max(decision.propose) as u32;
+        decision.reason
+    }
+
+    /// Notes how many drafts the worker is to propose for a request after the next step, or what is expected of them. True
+    /// if the guard decides.
+    fn look_ahead(&mut self, request: RequestId, room: u32, at: usize, fixed: &mut Fixed) -> bool {
+        let Some(followed) = self.followed.get(&request) else { return false };
+        // After the next step there is room for at least one token less.
+        let most = followed.limit(self.max_drafts).min(room.saturating_sub(1)) as usize;
+        if followed.asked != Speculation::Auto {
+            fixed.proposed = fixed.proposed.max(most);
+            return false;
+        }
+        let judged = Judged { evidence: Evidence::Model, confidences: &[] };
+        self.acceptance.survival(&followed.own, judged, most, survival_at(&mut self.outlook, at));
+        true
+    }
+
+    /// Drafts per row that the worker is to propose after this step.
+    pub fn wanted(&self, plan: &StepPlan) -> u32 {
+        if !self.config.is_worker() || self.failure.is_some() {
+            return 0;
+        }
+        // Whoever is admitted was not there when the others were asked.
+        let admitted = plan.admissions.iter().map(|admission| {
+            let params = &admission.request.params;
+            match params.speculation.unwrap_or(self.config.default) {
+                Speculation::MaxTokens(k) => k.min(self.max_drafts),
+                Speculation::Auto | Speculation::Off => 0,
+            }
+        });
+        let samples = plan.rows.iter().any(|row| row.samples);
+        if samples { admitted.fold(self.wanted, u32::max) } else { 0 }
+    }
+
+    /// Whether some row may get drafts.
+    pub fn may_draft(&self) -> bool {
+        self.failure.is_none() && (self.config.default != Speculation::Off || !self.followed.is_empty())
+    }
+
+    /// The worker's drafter is out of order: no drafts from now on.
+    fn fail_drafter(&mut self, why: String) {
+        if self.failure.is_none() {
+            self.failure = Some(why);
+            self.guard.disable(self.rows);
+            self.followed.values_mut().for_each(|followed| {
+                followed.reason = Reason::DrafterFailed;
+                followed.begin(&[]);
+            });
+        }
+    }
+
     /// Lets the drafter propose into `self.drafts`; `None`, with the reason noted, if the request gets nothing.
     fn offer(&mut self, request: RequestId, room: u32) -> Option<Speculation> {
         let followed = self.followed.get_mut(&request)?;
-        let most = match followed.asked {
-            Speculation::MaxTokens(most) => most.min(self.max_drafts),
-            Speculation::Auto | Speculation::Off => self.max_drafts,
-        };
+        let most = followed.limit(self.max_drafts);
         let most = most.min(room) as usize;
         if most == 0 {
             followed.reason = Reason::NoRoom;
             return None;
         }
-        followed.matched = self.drafter.propose(request, most, &mut self.drafts);
-        if self.config.fill {
+        followed.evidence = self.drafter.propose(request, most, &mut self.drafts);
+        followed.confidences.clear();
+        followed.confidences.extend_from_slice(self.drafter.confidences(request));
+        // What a worker proposed it can verify; anything else it did not propose.
+        if self.config.fill && !self.config.is_worker() {
             self.drafts.resize(most, 0);
         }
         if self.drafts.is_empty() {
@@ -276,7 +309,8 @@ impl Speculator {
 
     /// Whether the next step may carry drafts, so that it has to wait for the outcome of this one.
     pub const fn is_engaged(&self) -> bool {
-        self.fixed || self.guard.is_engaged()
+        // A worker's drafts come with the results of the step that was told to propose: [`StepPlan::propose`].
+        !self.config.is_worker() && (self.fixed || self.guard.is_engaged())
     }
 
     /// What speculation did for a request that said something about it.
@@ -289,6 +323,21 @@ impl Speculator {
         if self.followed.remove(&request).is_some() {
             self.drafter.finish(request);
         }
+    }
+
+    /// What is known about times, for the next start.
+    pub fn costs(&self) -> Costs {
+        self.guard.cost().costs()
+    }
+
+    /// Steps that were measured.
+    pub const fn num_measured(&self) -> u64 {
+        self.guard.cost().num_measured()
+    }
+
+    /// Takes over what an earlier run knew of the same machine.
+    pub fn restore(&mut self, costs: &Costs) {
+        self.guard.restore(costs);
     }
 
     /// Switches of the guard since the last call.
@@ -315,40 +364,21 @@ impl Speculator {
             account: self.guard.account(),
             rows: self.rows,
             step_seconds: curve.map_or_else(Vec::new, seconds),
-            first_draft_chance: [1, 2, 4, 8, 16].map(|n| (n, self.acceptance.chance(n, 0))).to_vec(),
+            first_draft_chance: [1, 2, 4, 8, 16]
+                .map(|n| (n, self.acceptance.chance(Evidence::Match(n), 0)))
+                .to_vec(),
             totals: self.totals.clone(),
+            max_drafts: self.max_drafts,
+            synthetic: self.config.fill,
+            failure: self.failure.clone(),
         }
     }
 }
 
-impl Followed {
-    /// Begins to compare a proposal with the text.
-    fn begin(&mut self, proposal: &[TokenId]) {
-        self.proposal.clear();
-        self.proposal.extend_from_slice(proposal);
-        self.right = 0;
+/// The survivals of an offer among reused ones.
+fn survival_at(offers: &mut Vec<Offer>, at: usize) -> &mut Vec<f64> {
+    if at == offers.len() {
+        offers.push(Offer::default());
     }
-
-    /// Labels the proposal's drafts up to the first that was wrong.
-    fn compare(&mut self, tokens: &[TokenId], acceptance: &mut Acceptance) {
-        for token in tokens {
-            let Some(draft) = self.proposal.get(self.right) else { return };
-            let accepted = draft == token;
-            acceptance.label(&mut self.own, self.matched, self.right, accepted);
-            self.right += 1;
-            if !accepted {
-                self.proposal.clear();
-            }
-        }
-    }
-}
-
-impl Default for SpeculationConfig {
-    fn default() -> Self {
-        Self {
-            drafter: DrafterConfig::Suffix(crate::draft::SuffixConfig::default()),
-            default: Speculation::Off,
-            fill: false,
-        }
-    }
+    &mut offers[at].survival
 }

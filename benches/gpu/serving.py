@@ -1,0 +1,104 @@
+"""A model of dummy weights in the real engine, whose steps are timed from outside."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benches.gpu.shape import MoeShape
+from frizzen import LLM, SamplingParams
+from frizzen.worker import launch
+from frizzen.worker.worker import Worker
+
+__all__ = ["Steps", "greedy", "observed", "prompt", "write_config"]
+
+
+def write_config(shape: MoeShape, folder: Path, layers: int | None = None, **changes: Any) -> Path:
+    """Writes the ``config.json`` of a Qwen3-MoE model of this shape; returns its folder."""
+    values = {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "hidden_size": shape.hidden,
+        "num_hidden_layers": layers or shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "num_experts": shape.experts,
+        "num_experts_per_tok": shape.top_k,
+        "moe_intermediate_size": shape.intermediate,
+        "intermediate_size": 6144,
+        "norm_topk_prob": True,
+        "vocab_size": shape.vocabulary,
+        "max_position_embeddings": 40960,
+        "rope_theta": 1e6,
+        "rms_norm_eps": 1e-6,
+        "eos_token_id": 151645,
+        "tie_word_embeddings": False,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(values | changes), encoding="utf-8")
+    return folder
+
+
+def prompt(length: int, number: int, vocabulary: int) -> list[int]:
+    """Token ids; two numbers have no prefix in common."""
+    return [(number * 7919 + place * 104_729 + 11) % (vocabulary - 1000) for place in range(length)]
+
+
+def greedy(tokens: int) -> SamplingParams:
+    """So many greedy tokens, whatever they are."""
+    return SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+
+
+@dataclass(slots=True)
+class Steps:
+    """When each step's results were there, and how many rows and tokens it had."""
+
+    ends: list[tuple[float, int, int]] = field(default_factory=list)
+
+    def clear(self) -> None:
+        """Forgets the steps so far."""
+        self.ends.clear()
+
+    def decode_ms(self, rows: int) -> float | None:
+        """Median time between two decode steps of so many rows; ``None`` without any."""
+        gaps = [
+            after[0] - before[0]
+            for before, after in zip(self.ends, self.ends[1:], strict=False)
+            if before[1:] == after[1:] == (rows, rows)
+        ]
+        return round(1e3 * statistics.median(gaps), 3) if gaps else None
+
+
+@contextlib.contextmanager
+def observed(model: Path, **options: Any) -> Iterator[tuple[LLM, Worker, Steps]]:
+    """An ``LLM`` of dummy weights, its worker, and its steps."""
+    workers: list[Worker] = []
+    steps = Steps()
+    original = launch.build
+
+    def build(config_json: str) -> Worker:
+        worker = original(config_json)
+        collect = worker.collect
+
+        def timed(index: int) -> None:
+            collect(index)
+            header = worker._arenas[index].header()
+            steps.ends.append((time.perf_counter(), header.num_rows, header.num_tokens))
+
+        worker.collect = timed  # type: ignore[method-assign]
+        workers.append(worker)
+        return worker
+
+    launch.build = build
+    try:
+        with LLM(str(model), load_format="dummy", enable_prefix_caching=False, **options) as llm:
+            yield llm, workers[0], steps
+    finally:
+        launch.build = original

@@ -1,0 +1,1 @@
+"""Streams of one device; later groups of devices."""

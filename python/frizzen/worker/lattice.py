@@ -1,0 +1,93 @@
+"""Which shapes of steps get a CUDA graph, and which of them serves a step. Plain arithmetic, no device.
+
+A graph is right for every step that is at most as large: rows and tokens that are not there are padding, and
+lengths are read on the device. So a shape is a bound, and the lattice is where the bounds lie.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from frizzen.step import StepContext
+
+__all__ = ["Lattice", "Shape", "bucket"]
+
+_CONTEXTS = (512, 4096)
+"""Bounds of the context below the longest one: attention cuts longer contexts into more parts, which costs
+steps with short ones."""
+_FREE_PADDING = 64
+"""Tokens of padding that cost no more than the launch of a step without a graph."""
+
+
+class Shape(NamedTuple):
+    """What a graph can serve."""
+
+    rows: int
+    width: int
+    """Tokens per row."""
+    context: int
+
+    @property
+    def tokens(self) -> int:
+        """All tokens, padding included."""
+        return self.rows * self.width
+
+
+@dataclass(frozen=True, slots=True)
+class Lattice:
+    """Bounds of rows, of query widths and of contexts, each ascending."""
+
+    rows: tuple[int, ...]
+    widths: tuple[int, ...]
+    contexts: tuple[int, ...]
+    max_tokens: int
+    """Of one step."""
+
+    @classmethod
+    def of(cls, *, max_rows: int, max_drafts: int, max_context: int, max_tokens: int) -> Lattice:
+        """The lattice of an engine with these limits: finer where a row more costs relatively more."""
+        rows = [1, 2, 4, *range(8, 64, 8), *range(64, 128, 16), *range(128, 256, 32)]
+        rows += range(256, max(max_rows, 256) + 1, 64)
+        widths = [1, *(1 + (1 << power) for power in range(max_drafts.bit_length()))]
+        return cls(
+            rows=_up_to(rows, max_rows),
+            widths=_up_to(widths, 1 + max_drafts),
+            contexts=_up_to(_CONTEXTS, max_context),
+            max_tokens=max_tokens,
+        )
+
+    def shapes(self) -> list[Shape]:
+        """All shapes, largest first: then a smaller graph finds room in the memory of the larger ones."""
+        every = (Shape(r, w, c) for r in self.rows for w in self.widths for c in self.contexts)
+        return sorted(
+            (shape for shape in every if shape.tokens <= self.max_tokens),
+            key=lambda shape: (shape.tokens, shape.context, shape.rows),
+            reverse=True,
+        )
+
+    def fit(self, step: StepContext) -> Shape | None:
+        """The smallest shape that serves ``step``; ``None`` if there is none, or if it is mostly padding."""
+        rows = _at_least(self.rows, step.num_rows)
+        width = _at_least(self.widths, step.max_query)
+        context = _at_least(self.contexts, step.max_context)
+        if rows is None or width is None or context is None:
+            return None
+        shape = Shape(rows, width, context)
+        if shape.tokens > min(self.max_tokens, 2 * step.num_tokens + _FREE_PADDING):
+            return None
+        return shape
+
+
+def bucket(step: StepContext) -> str:
+    """A step's shape as a label, of which there are few: powers of two that bound its rows and tokens."""
+    rows, tokens = (1 << max(count - 1, 0).bit_length() for count in (step.num_rows, step.num_tokens))
+    return f"{rows}x{tokens}"
+
+
+def _up_to(bounds: list[int] | tuple[int, ...], last: int) -> tuple[int, ...]:
+    return (*(bound for bound in bounds if bound < last), last)
+
+
+def _at_least(bounds: tuple[int, ...], value: int) -> int | None:
+    return next((bound for bound in bounds if bound >= value), None)

@@ -1,0 +1,154 @@
+"""What a configuration will be on a machine: kernels, sizes and memory, before a weight is read.
+
+A model that does not fit is refused here, with the ledger and the nearest configuration that fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from frizzen.config import EngineConfig
+from frizzen.errors import ConfigError, DoesNotFitError, FrizzenError
+from frizzen.kernels.plan import Plan, PlanBuilder
+from frizzen.kernels.stand_ins import Rehearsal
+from frizzen.loading.checkpoint import Progress
+from frizzen.loading.load import LoadRequest, Rehearsed, rehearse_model
+from frizzen.sizes_text import show_bytes
+from frizzen.worker.ledger import Budget, Ledger
+from frizzen.worker.sizes import Sizes, default_kv_memory, reserve, resolve_sizes
+
+__all__ = ["Preview", "load_request", "memory_json", "preview"]
+
+LESS_THAN = {"float32": "bfloat16", "auto": "bfloat16"}
+"""A dtype of fewer bytes, by the one that was asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """A configuration that fits."""
+
+    config: EngineConfig
+    model: Rehearsed
+    sizes: Sizes
+    plan: Plan
+    ledger: Ledger
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan with its memory, as ``/v1/plan`` has it once the model is loaded."""
+        return self.plan.to_json() | {"memory": memory_json(self.ledger, self.model.kv_bytes_per_token)}
+
+
+def memory_json(ledger: Ledger, kv_per_token: int) -> dict[str, Any]:
+    """The plan's ``memory``: bytes."""
+    return {
+        "kv_cache": ledger["kv_cache"].predicted,
+        "kv_per_token": kv_per_token,
+        "weights": ledger.weights,
+        **ledger.to_json(),
+    }
+
+
+def preview(config: EngineConfig, builder: PlanBuilder, budget: Callable[[], Budget]) -> Preview:
+    """Goes through the start of ``config`` without its weights.
+
+    Args:
+        config: What the user asks for.
+        builder: Chooses the kernels; it keeps what it resolves and writes down no choices.
+        budget: The memory of the builder's machine, asked for once the kernels are built.
+
+    Raises:
+        DoesNotFitError: weights, or weights and a KV cache for one request, are more than the memory.
+        LoadError, PlanError, ConfigError: as for the start itself.
+    """
+    rehearsal = Rehearsal()
+    rehearsed_builder = builder.again(rehearsal)
+    model = rehearse_model(load_request(config, builder.machine.device), rehearsed_builder)
+    if extra := rehearsal.extra_bytes():
+        model = replace(model, weights={**model.weights, "copies": extra})
+    memory = budget()
+    sizes, ledger = _fit(config, builder, model, memory)
+    rehearsed_builder.decide("max_model_len", str(sizes.max_model_len), sizes.limited_by)
+    return Preview(config, model, sizes, rehearsed_builder.plan(), ledger)
+
+
+def load_request(config: EngineConfig, device: str, progress: Progress | None = None) -> LoadRequest:
+    """What the loader is asked for, by a start and by its preview alike."""
+    return LoadRequest(
+        model=config.model,
+        load_format=config.load_format,
+        dtype=config.dtype,
+        device=device,
+        block_size=config.block_size,
+        seed=config.seed,
+        progress=progress,
+    )
+
+
+def _fit(
+    config: EngineConfig, builder: PlanBuilder, model: Rehearsed, budget: Budget
+) -> tuple[Sizes, Ledger]:
+    device, per_token = builder.machine.device, model.kv_bytes_per_token
+    weights = sum(model.weights.values())
+    kept = reserve(device, budget.total)
+    free = budget.free - weights
+
+    def ledger(kv_cache: int) -> Ledger:
+        return Ledger.of(device, budget, model.weights, kv_cache, kept)
+
+    smallest = 2 * per_token * config.block_size
+    if free - kept < smallest:
+        needs = f"weights and one KV block need {show_bytes(weights + smallest + kept)}"
+        fixes = _lighter(config, builder, budget, model, weights)
+        raise _refusal(config, device, budget, needs, fixes, ledger(smallest))
+    if config.kv_cache_memory is not None and config.kv_cache_memory > free:
+        needs = f"weights and kv_cache_memory need {show_bytes(weights + config.kv_cache_memory)}"
+        fixes = [f"set kv_cache_memory to at most {free - kept} ({show_bytes(free - kept)})"]
+        raise _refusal(config, device, budget, needs, fixes, ledger(config.kv_cache_memory))
+    try:
+        sizes = resolve_sizes(
+            config,
+            device_type=device,
+            model_len=model.config.max_model_len,
+            bytes_per_token=per_token,
+            memory=default_kv_memory(device, free, budget.total),
+        )
+    except DoesNotFitError as error:
+        wanted = config.max_model_len or model.config.max_model_len
+        raise DoesNotFitError(f"{error}\n{ledger(wanted * per_token).table()}") from None
+    return sizes, ledger(sizes.kv_bytes)
+
+
+def _lighter(
+    config: EngineConfig, builder: PlanBuilder, budget: Budget, model: Rehearsed, weights: int
+) -> list[str]:
+    """What would make the weights fit."""
+    fixes = []
+    if (dtype := LESS_THAN.get(config.dtype)) is not None:
+        smaller = replace(config, dtype=dtype)
+        try:
+            found = preview(smaller, builder, lambda: budget)
+        except FrizzenError:
+            found = None
+        if found is not None and found.ledger.weights < weights:
+            length = found.sizes.max_model_len
+            fixes.append(f"set dtype to {dtype}: it leaves room for max_model_len {length}")
+    room = budget.free - reserve(builder.machine.device, budget.total)
+    room -= 2 * model.kv_bytes_per_token * config.block_size
+    if room > 0:
+        fixes.append(
+            f"use a checkpoint whose weights take at most {show_bytes(room)} in memory, "
+            f"{room / weights:.0%} of these"
+        )
+    return fixes
+
+
+def _refusal(
+    config: EngineConfig, device: str, budget: Budget, needs: str, fixes: list[str], ledger: Ledger
+) -> ConfigError:
+    way_out = "; or ".join(fixes) or "nothing of this model fits: use a machine with more memory"
+    return DoesNotFitError(
+        f"{config.model} does not fit on {device}: {needs}, "
+        f"and {show_bytes(budget.free)} are free; {way_out}\n{ledger.table()}"
+    )

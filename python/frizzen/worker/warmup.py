@@ -1,0 +1,112 @@
+"""What happens once, so that no step waits for it: compiling kernels, starting libraries.
+
+A kernel exists in variants, and which one serves a step follows from the step's sizes alone. The shapes here
+are the lattice's, and chunks of all lengths: between two of them nothing changes but numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from itertools import accumulate
+from typing import Protocol
+
+import torch
+
+from frizzen.step import StepContext
+from frizzen.worker.lattice import Lattice
+
+__all__ = ["Warmed", "compile_steps", "run_steps", "shapes_of"]
+
+
+class Warmed(Protocol):
+    """What is warmed up."""
+
+    def forward(self, input_ids: torch.Tensor, step: StepContext) -> torch.Tensor:
+        """Hidden states ``[T, H]``."""
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits ``[S, V]`` of ``[S, H]``."""
+
+
+Queries = tuple[Sequence[int], int]
+"""Tokens of every row, and the longest context."""
+
+
+def run_steps(model: Warmed, device: torch.device, block_size: int) -> None:
+    """One prefill and one decode, so that no request waits for libraries that initialise on first use."""
+    for queries in ([block_size], [1, 1]):
+        ids, step = _step(queries, max(queries), 1, device, block_size)
+        hidden = model.forward(ids, step)
+        model.logits(hidden[-1:]).argmax(-1).cpu()
+
+
+def compile_steps(
+    model: Warmed,
+    lattice: Lattice,
+    device: torch.device,
+    block_size: int,
+    mode: AbstractContextManager[Callable[[], None]],
+) -> None:
+    """Goes through the shapes in ``mode``, in which launches only compile.
+
+    Of layers that are alike, ``model`` needs two: the first layer of a model has no residual yet.
+    """
+    blocks = -(-lattice.contexts[-1] // block_size)
+    with mode as settle:
+        for queries, context in shapes_of(lattice):
+            ids, step = _step(queries, context, blocks, device, block_size)
+            hidden = model.forward(ids, step)
+            model.logits(hidden[: len(queries)])
+            settle()
+
+
+def shapes_of(lattice: Lattice) -> Iterator[Queries]:
+    """Steps of which each may need a variant of its own."""
+    for context in lattice.contexts:
+        for width in lattice.widths:
+            for rows in lattice.rows:
+                if rows * width <= lattice.max_tokens:
+                    yield [width] * rows, context
+    # Prompts and parts of them. What stands beside them in a step has its variants from above.
+    for context in sorted({*lattice.contexts, 1024, 2048}):
+        for tokens in _lengths(lattice.max_tokens):
+            # A long part keeps the device busy, however its context is cut.
+            if tokens <= _SHORT or context == lattice.contexts[-1]:
+                yield [tokens], max(context, tokens)
+
+
+_SHORT = 512
+"""Tokens of a chunk whose attention may be cut by context."""
+
+
+def _lengths(most: int) -> Iterator[int]:
+    tokens = 2
+    while tokens < most:
+        yield tokens
+        tokens *= 2
+    yield most
+
+
+def _step(
+    queries: Sequence[int], context: int, blocks: int, device: torch.device, block_size: int
+) -> tuple[torch.Tensor, StepContext]:
+    """A step without a real token, whose KV goes to block 1: the next owner overwrites what it reads."""
+    count = sum(queries)
+    lengths = torch.tensor(queries, dtype=torch.int32)
+    ends = torch.tensor([0, *accumulate(queries)], dtype=torch.int32)
+    positions = torch.cat([torch.arange(query) for query in queries])
+    step = StepContext(
+        positions=positions.to(device),
+        slots=(block_size + positions % block_size).to(device),
+        query_start=ends.to(device),
+        seq_lens=lengths.to(device),
+        block_table=torch.ones(len(queries), blocks, dtype=torch.int32, device=device),
+        num_rows=len(queries),
+        num_single=queries.count(1),
+        num_tokens=count,
+        max_query=max(queries),
+        max_context=max(context, *queries),
+        valid=torch.zeros(1, dtype=torch.int32, device=device) if device.type == "cuda" else None,
+    )
+    return torch.zeros(count, dtype=torch.int64, device=device), step

@@ -1,0 +1,44 @@
+"""Questions to the worker outside of the steps."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from frizzen.config import EngineConfig
+from frizzen.worker import launch
+from frizzen.worker.worker import Worker
+from tests.conftest import CheckpointMaker
+from tests.worker.driver import Driver, Request
+
+
+def build(path: object) -> Worker:
+    config = EngineConfig(
+        model=str(path), dtype="float32", device="cpu", kv_cache_memory=2**22, max_num_seqs=4
+    )
+    return launch.build(config.to_json())
+
+
+def test_experts_are_counted_by_layer_since_the_start(tiny_checkpoint: CheckpointMaker) -> None:
+    worker = build(tiny_checkpoint("qwen3_moe"))
+    before = json.loads(worker.control("experts", "null"))
+    Driver(worker).run([Request([5, 9, 200, 31, 7])], 6)
+    after = json.loads(worker.control("experts", ""))
+    assert after["layers"] == before["layers"]
+    # Five tokens of the prompt, and five of the six outputs: nothing is computed for the last one.
+    model = worker._model
+    top_k = model.config.moe.top_k  # type: ignore[attr-defined]
+    for row, earlier in zip(after["tokens"], before["tokens"], strict=True):
+        assert len(row) == model.config.moe.num_experts  # type: ignore[attr-defined]
+        assert (sum(row) - sum(earlier)) % top_k == 0
+        assert sum(row) - sum(earlier) >= 10 * top_k
+
+
+def test_a_model_without_experts_has_no_load(tiny_checkpoint: CheckpointMaker) -> None:
+    assert json.loads(build(tiny_checkpoint("llama")).control("experts", "null")) is None
+
+
+def test_a_question_that_is_not_known_is_refused_by_name(tiny_checkpoint: CheckpointMaker) -> None:
+    with pytest.raises(ValueError, match=r"the worker has no command 'weather'; it has memory, .*experts"):
+        build(tiny_checkpoint("llama")).control("weather", "null")
