@@ -35,9 +35,9 @@ def binary() -> Path:
 class MockServer:
     """A running ``frizzen mock-serve`` on a free port. A context manager; leaving it kills what is left."""
 
-    def __init__(self, *flags: str) -> None:
+    def __init__(self, *flags: str, log: str = "info") -> None:
         command = [str(binary()), "mock-serve", "--port", "0", *flags]
-        environment = {**os.environ, "FRIZZEN_LOG": "info", "NO_COLOR": "1"}
+        environment = {**os.environ, "FRIZZEN_LOG": log, "NO_COLOR": "1"}
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
         self.log: list[str] = []
         self._listening = threading.Event()
@@ -55,7 +55,7 @@ class MockServer:
 
     def __enter__(self) -> MockServer:
         assert self._listening.wait(PATIENCE_S), self.log
-        found = re.search(r"url=(http://\S+)", "".join(self.log))
+        found = re.search(r"url\W+(http://[\w.:\[\]]+)", "".join(self.log))
         assert found, self.log
         self.url = found.group(1)
         self.wait_until("it is ready", lambda: self.status("/health") == 200)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 RESOLVER = "uv==0.13.9"
-GROUPS = ("runtime", "build", "torch-cpu", "model", "dev")
+GROUPS = ("runtime", "build", "torch-cpu", "model", "test-model", "dev")
 
 
 def compile_group(uv: Path, group: str) -> None:
@@ -34,7 +34,7 @@ def compile_group(uv: Path, group: str) -> None:
     command += ["--quiet", "--annotation-style", "line", "--custom-compile-command", "make lock"]
     command += ["--no-emit-index-url", "--no-emit-find-links", "--output-file", str(out)]
     command += ["pyproject.toml"] if group == "runtime" else ["--group", group]
-    if group == "model":
+    if group in {"model", "test-model"}:
         command.append("--no-deps")
     elif group != "runtime":
         command += ["--constraint", "requirements/runtime.txt"]

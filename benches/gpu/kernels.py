@@ -15,20 +15,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benches.gpu.shape import MATRIX_RATE, READ_RATE
+from benches.gpu.shape import FP8_MATRIX_RATE, MATRIX_RATE, READ_RATE
 from benches.gpu.shape import QWEN3_30B_A3B as SHAPE
-from benches.gpu.step import BLOCK_SIZE, decode_context, prefill_context
+from benches.gpu.step import BLOCK_SIZE, decode_context, prefill_context, random_fp8
 from benches.gpu.timing import DEVICE, graph_seconds, write_results
 from frizzen.kernels.facts import ShapeValue, detect_machine
+from frizzen.kernels.fp8_ops import LINEAR_FP8, MOE_EXPERTS_FP8
 from frizzen.kernels.moe_ops import MOE_EXPERTS, MOE_ROUTE
 from frizzen.kernels.ops import ATTENTION_PAGED, LINEAR, LM_HEAD, NORM_RMS, ROPE
 from frizzen.kernels.plan import Op, PlanBuilder, default_registry
 from frizzen.step import StepContext
 
-__all__ = ["Case", "cases"]
+__all__ = ["Case", "cases", "fp8_cases"]
 
 Work = Callable[[], object]
 
+BLOCKS: dict[str, ShapeValue] = {"block_rows": 128, "block_columns": 128}
 HEADS: dict[str, ShapeValue] = {"heads": SHAPE.heads, "kv_heads": SHAPE.kv_heads, "head_dim": SHAPE.head_dim}
 
 
@@ -55,7 +57,8 @@ class Case:
     @property
     def limit_seconds(self) -> float:
         """The longer of traffic and arithmetic at the device's rates."""
-        return max(self.nbytes / READ_RATE, self.operations / MATRIX_RATE)
+        rate = FP8_MATRIX_RATE if self.op in (LINEAR_FP8, MOE_EXPERTS_FP8) else MATRIX_RATE
+        return max(self.nbytes / READ_RATE, self.operations / rate)
 
 
 def _normal(*size: int, scale: float | None = None) -> Tensor:
@@ -64,13 +67,17 @@ def _normal(*size: int, scale: float | None = None) -> Tensor:
 
 
 def _linear(op: Op[Any], site: str, tokens: int, size_in: int, size_out: int) -> Case:
+    fp8 = op is LINEAR_FP8
+
     def call(kernel: Any) -> Work:
-        apply, x = kernel.prepare(_normal(size_out, size_in), None), _normal(tokens, size_in, scale=1.0)
+        weight = random_fp8(size_out, size_in) if fp8 else _normal(size_out, size_in)
+        apply, x = kernel.prepare(weight, None), _normal(tokens, size_in, scale=1.0)
         return lambda: apply(x)
 
     width = 4 if op is LM_HEAD else 2
-    nbytes = 2 * size_in * size_out + tokens * (2 * size_in + width * size_out)
+    nbytes = (1 if fp8 else 2) * size_in * size_out + tokens * (2 * size_in + width * size_out)
     facts: dict[str, ShapeValue] = {"in_features": size_in, "out_features": size_out, "bias": False}
+    facts |= BLOCKS if fp8 else {}
     return Case(op, site, tokens, facts, call, nbytes, 2 * tokens * size_in * size_out)
 
 
@@ -122,6 +129,7 @@ def _attention(step: StepContext, rows: int, context: int) -> Case:
         return lambda: attend(qkv, state)
 
     facts = {**HEADS, "scale": SHAPE.head_dim**-0.5, "window": 0, "block_size": BLOCK_SIZE, "sinks": False}
+    facts["kv_dtype"] = "auto"
     width = SHAPE.heads * SHAPE.head_dim
     nbytes = 2 * 2 * SHAPE.kv_heads * SHAPE.head_dim * rows * context + 2 * 2 * tokens * width
     keys = context if tokens == rows else context / 2
@@ -152,10 +160,11 @@ def _route(tokens: int) -> Case:
     return Case(MOE_ROUTE, "router", tokens, facts, call, nbytes, 2 * tokens * SHAPE.hidden * SHAPE.experts)
 
 
-def _experts(tokens: int) -> Case:
+def _experts(tokens: int, *, fp8: bool) -> Case:
     def call(kernel: Any) -> Work:
-        w13 = _normal(SHAPE.experts, 2 * SHAPE.intermediate, SHAPE.hidden)
-        w2 = _normal(SHAPE.experts, SHAPE.hidden, SHAPE.intermediate)
+        draw: Callable[..., Any] = random_fp8 if fp8 else _normal
+        w13 = draw(SHAPE.experts, 2 * SHAPE.intermediate, SHAPE.hidden)
+        w2 = draw(SHAPE.experts, SHAPE.hidden, SHAPE.intermediate)
         experts, x = kernel.prepare(w13, w2, None, None), _normal(tokens, SHAPE.hidden, scale=1.0)
         weights, ids = torch.rand(tokens, SHAPE.experts, device=DEVICE).topk(SHAPE.top_k)
         chosen = ids.int()
@@ -171,10 +180,20 @@ def _experts(tokens: int) -> Case:
         "alpha": 1.0,
         "beta": 0.0,
     }
-    nbytes = 2 * SHAPE.experts_hit(tokens) * SHAPE.expert_weights + 4 * tokens * SHAPE.hidden
-    return Case(
-        MOE_EXPERTS, "experts", tokens, facts, call, nbytes, 2 * tokens * SHAPE.top_k * SHAPE.expert_weights
-    )
+    facts |= BLOCKS if fp8 else {}
+    weights = SHAPE.experts_hit(tokens) * SHAPE.expert_weights
+    nbytes = (1 if fp8 else 2) * weights + 4 * tokens * SHAPE.hidden
+    operations = 2 * tokens * SHAPE.top_k * SHAPE.expert_weights
+    op: Op[Any] = MOE_EXPERTS_FP8 if fp8 else MOE_EXPERTS
+    return Case(op, "experts", tokens, facts, call, nbytes, operations)
+
+
+def fp8_cases(sizes: list[int]) -> Iterator[Case]:
+    """The products of a layer with weights in FP8."""
+    for tokens in sizes:
+        yield _linear(LINEAR_FP8, "qkv", tokens, SHAPE.hidden, SHAPE.qkv_features)
+        yield _linear(LINEAR_FP8, "attention_out", tokens, SHAPE.heads * SHAPE.head_dim, SHAPE.hidden)
+        yield _experts(tokens, fp8=True)
 
 
 def cases(rows: list[int], context: int, prefill: list[int]) -> Iterator[Case]:
@@ -189,7 +208,7 @@ def cases(rows: list[int], context: int, prefill: list[int]) -> Iterator[Case]:
             yield _attention(decode_context(tokens, context), tokens, context)
         yield _linear(LINEAR, "attention_out", tokens, SHAPE.heads * SHAPE.head_dim, SHAPE.hidden)
         yield _route(tokens)
-        yield _experts(tokens)
+        yield _experts(tokens, fp8=False)
         if tokens in rows:
             yield _linear(LM_HEAD, "lm_head", tokens, SHAPE.hidden, SHAPE.vocabulary)
     yield _attention(decode_context(1, 8192), 1, 8192)
@@ -223,13 +242,17 @@ def main() -> None:
     parser.add_argument(
         "--kernel", action="append", default=[], metavar="OP=NAME", help="use this candidate alone"
     )
+    parser.add_argument("--weights", choices=("bfloat16", "fp8"), default="bfloat16")
     parser.add_argument("--out", type=Path, default=Path("benches/results/gpu/kernels.json"))
     arguments = parser.parse_args()
     kernels = dict(entry.split("=", 1) for entry in arguments.kernel)
     builder = PlanBuilder(default_registry().restricted(kernels), detect_machine(DEVICE))
     results = []
     with torch.inference_mode():
-        for case in cases(arguments.rows, arguments.context, arguments.prefill):
+        chosen = cases(arguments.rows, arguments.context, arguments.prefill)
+        if arguments.weights == "fp8":
+            chosen = fp8_cases(arguments.rows + arguments.prefill)
+        for case in chosen:
             row = measure(case, builder)
             results.append(row)
             print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)

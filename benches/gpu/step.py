@@ -18,6 +18,8 @@ from torch import Tensor
 from benches.gpu.shape import QWEN3_30B_A3B, MoeShape
 from benches.gpu.timing import DEVICE, capture, graph_seconds, write_results
 from frizzen.kernels.facts import Machine, detect_machine
+from frizzen.kernels.fp8_ops import LINEAR_FP8, MOE_EXPERTS_FP8
+from frizzen.kernels.kv_layout import KV_DTYPES
 from frizzen.kernels.moe_ops import MOE_EXPERTS, MOE_ROUTE, Experts
 from frizzen.kernels.ops import (
     ATTENTION_PAGED,
@@ -29,9 +31,10 @@ from frizzen.kernels.ops import (
     PagedAttentionKernel,
 )
 from frizzen.kernels.plan import Plan, PlanBuilder, default_registry
+from frizzen.quantize.fp8 import Fp8Weight, quantize
 from frizzen.step import StepContext
 
-__all__ = ["Model", "decode_context", "prefill_context"]
+__all__ = ["Model", "decode_context", "prefill_context", "random_fp8"]
 
 BLOCK_SIZE = 16
 DECODES = ("1@129", "8@129", "32@129", "128@129", "256@129", "1@8192", "32@4096")
@@ -75,8 +78,13 @@ class Model:
         layers: int | None = None,
         *,
         fused: bool = True,
+        fp8: bool = False,
+        kv_dtype: str = "auto",
     ) -> None:
+        self.kv_dtype = kv_dtype
         self.shape = shape
+        self.fp8 = fp8
+        """Whether the products of the layers have weights in FP8, with scales for blocks of 128 by 128."""
         self._fused = fused
         self._builder = PlanBuilder(default_registry().restricted(kernels), machine)
         self._num_blocks = num_blocks
@@ -124,10 +132,11 @@ class Model:
             window=0,
             block_size=BLOCK_SIZE,
             sinks=False,
+            kv_dtype=self.kv_dtype,
             **heads,
         )
         cache = self.attention.allocate(self._num_blocks, torch.device(DEVICE))
-        cache.data.normal_()
+        cache.data.copy_(torch.randn(cache.data.shape, dtype=torch.bfloat16, device=DEVICE))
         return _Layer(
             self._make_qkv(index),
             self._make_rope(index, cache, heads),
@@ -145,6 +154,10 @@ class Model:
 
     def _make_qkv(self, layer: int) -> NormedMap:
         shape = self.shape
+        if self.fp8:
+            normed = self._make_norm("input_norm", layer, _gain(shape.hidden))
+            product = self._make_linear("qkv", layer, shape.hidden, shape.qkv_features)
+            return lambda x, residual: (product(normed(x, residual)), x if residual is None else residual)
         kernel: Any = self._builder.resolve(
             LINEAR,
             torch.bfloat16,
@@ -162,6 +175,19 @@ class Model:
         return lambda x, residual: (linear(norm(x, residual)), x if residual is None else residual)
 
     def _make_linear(self, site: str, layer: int, size_in: int, size_out: int) -> Map:
+        if self.fp8:
+            quantised = self._builder.resolve(
+                LINEAR_FP8,
+                torch.bfloat16,
+                site=site,
+                layer=layer,
+                in_features=size_in,
+                out_features=size_out,
+                bias=False,
+                block_rows=128,
+                block_columns=128,
+            )
+            return quantised.prepare(random_fp8(size_out, size_in), None)
         kernel = self._builder.resolve(
             LINEAR,
             torch.bfloat16,
@@ -221,28 +247,35 @@ class Model:
 
     def _make_experts(self, layer: int) -> Experts:
         shape = self.shape
-        kernel = self._builder.resolve(
-            MOE_EXPERTS,
-            torch.bfloat16,
-            site="experts",
-            layer=layer,
-            hidden=shape.hidden,
-            intermediate=shape.intermediate,
-            experts=shape.experts,
-            top_k=shape.top_k,
-            bias=False,
-            clamp=0.0,
-            alpha=1.0,
-            beta=0.0,
-        )
-        w13 = _random(shape.experts, 2 * shape.intermediate, shape.hidden)
-        w2 = _random(shape.experts, shape.hidden, shape.intermediate)
-        return kernel.prepare(w13, w2, None, None)
+        facts: dict[str, Any] = {
+            "hidden": shape.hidden,
+            "intermediate": shape.intermediate,
+            "experts": shape.experts,
+            "top_k": shape.top_k,
+            "bias": False,
+            "clamp": 0.0,
+            "alpha": 1.0,
+            "beta": 0.0,
+        }
+        size13 = shape.experts, 2 * shape.intermediate, shape.hidden
+        size2 = shape.experts, shape.hidden, shape.intermediate
+        place: dict[str, Any] = {"site": "experts", "layer": layer}
+        if self.fp8:
+            facts |= {"block_rows": 128, "block_columns": 128}
+            quantised = self._builder.resolve(MOE_EXPERTS_FP8, torch.bfloat16, **place, **facts)
+            return quantised.prepare(random_fp8(*size13), random_fp8(*size2), None, None)
+        kernel = self._builder.resolve(MOE_EXPERTS, torch.bfloat16, **place, **facts)
+        return kernel.prepare(_random(*size13), _random(*size2), None, None)
 
 
 def _random(*size: int, scale: float | None = None) -> Tensor:
     scale = size[-1] ** -0.5 if scale is None else scale
     return torch.empty(size, dtype=torch.bfloat16, device=DEVICE).normal_(std=scale)
+
+
+def random_fp8(*size: int) -> Fp8Weight:
+    """As :func:`_random`, in FP8."""
+    return quantize(_random(*size), 128, 128)
 
 
 def _gain(size: int) -> Tensor:
@@ -326,7 +359,11 @@ def measure(
     scale = len(model.layers) / shape.layers
     step = decode_context(size, context, bound) if phase == "decode" else prefill_context(size)
     work = step_work(model, step)
-    limit = shape.decode_seconds(size, context) if phase == "decode" else shape.prefill_seconds(size)
+    width = 1 if model.fp8 else 2
+    if phase == "decode":
+        limit = shape.decode_seconds(size, context, width, 2 if model.kv_dtype == "auto" else 1)
+    else:
+        limit = shape.prefill_seconds(size, width)
     seconds = graph_seconds([work], replays=20 if phase == "decode" else 5)
     if profiled:
         for name, microseconds, launches in profile(work):
@@ -335,11 +372,13 @@ def measure(
         "phase": phase,
         "rows" if phase == "decode" else "tokens": size,
         "context": context,
+        "weights": "fp8" if model.fp8 else "bfloat16",
+        "kv": model.kv_dtype,
         "layers": len(model.layers),
         "ms": round(seconds * 1e3, 3),
         "limit_ms": round(limit * 1e3 * scale, 3),
         "of_limit": round(limit * scale / seconds, 3),
-        "goal_ms": GOALS_MS.get((phase, size, context)) if scale == 1 else None,
+        "goal_ms": GOALS_MS.get((phase, size, context)) if scale == 1 and not model.fp8 else None,
     }
 
 
@@ -359,6 +398,8 @@ def main() -> None:
     parser.add_argument(
         "--kernel", action="append", default=[], metavar="OP=NAME", help="use this candidate alone"
     )
+    parser.add_argument("--kv-cache-dtype", choices=KV_DTYPES, default="auto")
+    parser.add_argument("--weights", choices=("bfloat16", "fp8"), default="bfloat16")
     parser.add_argument("--profile", action="store_true", help="also print the time of every kernel")
     parser.add_argument("--out", type=Path, default=Path("benches/results/gpu/step.json"))
     arguments = parser.parse_args()
@@ -378,6 +419,8 @@ def main() -> None:
             kernels,
             arguments.layers,
             fused=not arguments.separate,
+            fp8=arguments.weights == "fp8",
+            kv_dtype=arguments.kv_cache_dtype,
         )
         print(model.plan.table(), flush=True)
         results = []

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from benches.gpu.shape import QWEN3_30B_A3B as SHAPE
-from benches.gpu.step import BLOCK_SIZE, decode_context, prefill_context
+from benches.gpu.step import BLOCK_SIZE, decode_context, prefill_context, random_fp8
 from benches.gpu.timing import DEVICE, Work, graph_seconds, write_results
 from frizzen.kernels.facts import Facts, detect_machine
 
@@ -138,6 +138,7 @@ def _attention(rows: int, context: int, *, prefill: bool = False) -> Iterator[Tr
 
     heads = {"heads": SHAPE.heads, "kv_heads": SHAPE.kv_heads, "head_dim": SHAPE.head_dim}
     others = {"scale": SHAPE.head_dim**-0.5, "window": 0, "block_size": BLOCK_SIZE, "sinks": False}
+    others["kv_dtype"] = "auto"
 
     def trial(tile: Tile) -> Trial:
         def make(calls: int) -> list[Work]:
@@ -164,6 +165,69 @@ def _attention(rows: int, context: int, *, prefill: bool = False) -> Iterator[Tr
     yield from (trial(Tile(*cut)) for cut in cuts)
 
 
+def _fp8_linear(name: str, size_out: int, size_in: int, tokens: int) -> Iterator[Trial]:
+    from frizzen.kernels.triton.fp8_linear import FEW, FewTile, Fp8Linear, ManyTile
+
+    def trial(tile: FewTile | ManyTile) -> Trial:
+        def make(calls: int) -> list[Work]:
+            kernel = Fp8Linear.build(_facts(in_features=size_in, out_features=size_out))
+            run = kernel.few if isinstance(tile, FewTile) else kernel.many
+
+            def call() -> Work:
+                weight, x = random_fp8(size_out, size_in), _normal(tokens, size_in)
+                return lambda: run(x, weight, None, tile)  # type: ignore[arg-type]
+
+            return [call() for _ in range(calls)]
+
+        return Trial(f"fp8 {name} T={tokens}", str(tuple(tile)), make, 12 if tokens <= 256 else 2)
+
+    if tokens <= FEW:
+        yield from (trial(FewTile(64, 4, *cut)) for cut in product((3, 4, 6), (1, 2, 4, 8)))
+        return
+    for cut in ((64, 64, 8, 4, 4), (64, 128, 8, 4, 4), (128, 64, 8, 4, 4), (128, 128, 8, 8, 3)):
+        yield trial(ManyTile(*cut))
+    if tokens > 256:
+        yield from (trial(ManyTile(128, 256, 8, 8, 3)), trial(ManyTile(128, 128, 8, 8, 4)))
+
+
+def _fp8_experts(tokens: int) -> Iterator[Trial]:
+    from frizzen.kernels.triton import fp8_moe as moe
+
+    def trial(place: str, method: str, label: object, *tiles: Any) -> Trial:
+        def make(calls: int) -> list[Work]:
+            sizes = {"hidden": SHAPE.hidden, "intermediate": SHAPE.intermediate, "experts": SHAPE.experts}
+            kernel = moe.Fp8Experts.build(_facts(top_k=SHAPE.top_k, clamp=0.0, alpha=1.0, beta=0.0, **sizes))
+            w13 = random_fp8(SHAPE.experts, 2 * SHAPE.intermediate, SHAPE.hidden)
+            w2 = random_fp8(SHAPE.experts, SHAPE.hidden, SHAPE.intermediate)
+            layer, x = moe.Layer(w13, w2, None, None), _normal(tokens, SHAPE.hidden)
+
+            def call() -> Work:
+                weights, ids = torch.rand(tokens, SHAPE.experts, device=DEVICE).topk(SHAPE.top_k)
+                chosen = ids.int()
+                return lambda: getattr(kernel, method)(layer, x, weights, chosen, *tiles)
+
+            return [call() for _ in range(calls)]
+
+        return Trial(f"fp8 experts T={tokens} {place}", str(label), make, 8 if tokens == 1 else 4)
+
+    if tokens == 1:
+        for one in (moe.OneTile(*cut) for cut in product((1, 2), (1, 2, 4), (4, 8), (2, 3))):
+            yield trial("up", "one", tuple(one), one, moe.ONE_TILES[1])
+            if one.rows == 1:
+                yield trial("down", "one", tuple(one), moe.ONE_TILES[0], one)
+    elif tokens <= moe.FEW:
+        up, down = moe.few_tiles(tokens, SHAPE.top_k, SHAPE.experts)
+        for few in (moe.FewTile(up.m, *cut) for cut in product((64, 128), (4, 8), (3, 4, 5))):
+            yield trial("up", "few", tuple(few), few, down)
+        for few in (moe.FewTile(up.m, *cut) for cut in product((64, 128), (4, 8), (3, 4, 5))):
+            yield trial("down", "few", tuple(few), up, few)
+    else:
+        height, first, second = moe.many_tiles(tokens, SHAPE.top_k, SHAPE.experts)
+        for many in (moe.ManyTile(*cut) for cut in product((64, 128), (16,), (4, 8), (3, 4))):
+            yield trial("up", "many", tuple(many), height, many, second)
+            yield trial("down", "many", tuple(many), height, first, many)
+
+
 def trials(only: str) -> list[Trial]:
     """All combinations whose group contains ``only``."""
     found: list[Trial] = []
@@ -173,6 +237,11 @@ def trials(only: str) -> list[Trial]:
         found += _linear("head", SHAPE.vocabulary, SHAPE.hidden, tokens)
     for tokens in (1, 8, 32, 128, 256, 1024, 8192):
         found += _experts(tokens)
+    for tokens in (32, 256, 8192):
+        found += _fp8_linear("qkv", SHAPE.qkv_features, SHAPE.hidden, tokens)
+        found += _fp8_linear("out", SHAPE.hidden, SHAPE.heads * SHAPE.head_dim, tokens)
+    for tokens in (1, 32, 256, 8192):
+        found += _fp8_experts(tokens)
     found += [*_attention(1, 8192), *_attention(32, 4096), *_attention(256, 129)]
     found += _attention(1, 8192, prefill=True)
     return [trial for trial in found if only in trial.group]

@@ -12,35 +12,51 @@ if TYPE_CHECKING:
     from frizzen.config import EngineConfig
     from frizzen.errors import ConfigError, FrizzenError, RequestError
     from frizzen.llm import LLM
-    from frizzen.outputs import CompletionOutput, Logprob, RequestOutput
+    from frizzen.outputs import (
+        ClassificationOutput,
+        CompletionOutput,
+        EmbeddingOutput,
+        Logprob,
+        PoolingRequestOutput,
+        RequestOutput,
+        ScoringOutput,
+    )
     from frizzen.sampling import SamplingParams, StructuredOutputsParams
 
     __version__: str
 
 __all__ = [
     "LLM",
+    "ClassificationOutput",
     "CompletionOutput",
     "ConfigError",
+    "EmbeddingOutput",
     "EngineConfig",
     "FrizzenError",
     "Logprob",
+    "PoolingRequestOutput",
     "RequestError",
     "RequestOutput",
     "SamplingParams",
+    "ScoringOutput",
     "StructuredOutputsParams",
     "__version__",
 ]
 
 _HOMES = {
     "LLM": "llm",
+    "ClassificationOutput": "outputs",
     "CompletionOutput": "outputs",
     "ConfigError": "errors",
+    "EmbeddingOutput": "outputs",
     "EngineConfig": "config",
     "FrizzenError": "errors",
     "Logprob": "outputs",
+    "PoolingRequestOutput": "outputs",
     "RequestError": "errors",
     "RequestOutput": "outputs",
     "SamplingParams": "sampling",
+    "ScoringOutput": "outputs",
     "StructuredOutputsParams": "sampling",
 }
 

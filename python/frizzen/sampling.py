@@ -14,9 +14,12 @@ __all__ = ["SamplingParams", "StructuredOutputsParams"]
 MAX_SEED = 2**64 - 1
 
 
+STRUCTURED_KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StructuredOutputsParams:
-    """What the text of one request must satisfy: exactly one of the first five fields.
+    """What the text of one request must satisfy: exactly one of the first six fields.
 
     It is enforced on every token, or the request fails with a reason; the text ends where it is complete.
     """
@@ -30,7 +33,9 @@ class StructuredOutputsParams:
     choice: Iterable[str] | None = None
     """Texts of which the output is one; kept as a tuple."""
     grammar: str | None = None
-    """A grammar in Lark's notation, with the rule ``start``."""
+    """A grammar in Lark's notation, with the rule ``start``, or in EBNF, with ``root ::=``."""
+    structural_tag: str | Mapping[str, Any] | None = None
+    """Free text with constrained parts, in the form that vLLM and xgrammar take."""
     whitespace_pattern: str | None = None
     """What may stand between the tokens of JSON, as a regular expression; by default one space, or a line
     break and a bounded indentation."""
@@ -46,14 +51,12 @@ class StructuredOutputsParams:
             object.__setattr__(self, "choice", tuple(self.choice))
         kinds = [
             name
-            for name in ("json", "regex", "choice", "grammar", "json_object")
+            for name in STRUCTURED_KINDS
             if (value := getattr(self, name)) is not None and (name == "json" or value is not False)
         ]
         if len(kinds) != 1:
             found = " and ".join(kinds) or "none"
-            raise ValueError(
-                f"exactly one of json, regex, choice, grammar and json_object must be given, got {found}"
-            )
+            raise ValueError(f"exactly one of {', '.join(STRUCTURED_KINDS)} must be given, got {found}")
 
     def to_dict(self) -> dict[str, Any]:
         """The fields that are set, as the engine reads them."""

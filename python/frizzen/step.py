@@ -40,3 +40,5 @@ class StepContext:
     valid: torch.Tensor | None = None
     """``[1]`` int32, how many of the tokens are real; those after them are padding, and no expert is to see
     them. ``None``: all are."""
+    segments: torch.Tensor | None = None
+    """``[T]`` int64, 0 or 1: which text of a pair each token is of. Only for models that pool."""

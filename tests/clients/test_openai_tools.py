@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
+import jsonschema
 import openai
 import pytest
 
@@ -83,7 +84,25 @@ def test_the_answer_can_be_sent_back_with_the_tools_results(client: openai.OpenA
     assert again.choices[0].finish_reason == "tool_calls"
 
 
+def test_a_call_is_forced_by_name(client: openai.OpenAI) -> None:
+    named = {"type": "function", "function": {"name": "weather"}}
+    schema = {
+        "type": "object",
+        "properties": {"days": {"type": "integer", "minimum": 1, "maximum": 9}},
+        "required": ["days"],
+        "additionalProperties": False,
+    }
+    tools = [{"type": "function", "function": {"name": "weather", "strict": True, "parameters": schema}}]
+    made = client.chat.completions.create(**{**ASKED, "tools": tools}, tool_choice=named)
+    (call,) = made.choices[0].message.tool_calls
+    jsonschema.validate(json.loads(call.function.arguments), schema)
+    assert (call.function.name, made.choices[0].finish_reason) == ("weather", "stop")
+    assert made.grammar_enforced is True
+
+
 def test_a_call_that_cannot_be_enforced_is_refused(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.APIStatusError) as refused:
-        client.chat.completions.create(**ASKED, tool_choice="required")
-    assert (refused.value.status_code, refused.value.param) == (501, "tool_choice")
+    function = {"name": "f", "strict": True, "parameters": {"type": "object", "not": {}}}
+    tools = [{"type": "function", "function": function}]
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(**{**ASKED, "tools": tools}, tool_choice="required")
+    assert refused.value.param == "tools"

@@ -15,6 +15,7 @@ from frizzen.kernels.native import CANDIDATES, LayerKernels, fuse, open_mp
 from frizzen.kernels.problems import paged_step
 
 HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE, EPS = 64, 80, 4, 2, 16, 16, 1e-5
+ATTENTION = {"scale": 0.25, "window": 0, "block_size": BLOCK_SIZE, "sinks": False, "kv_dtype": "auto"}
 HEADS_SHAPE = {"heads": HEADS, "kv_heads": KV_HEADS, "head_dim": HEAD_DIM}
 
 
@@ -32,7 +33,14 @@ def layer(dtype: torch.dtype, blocks: int) -> LayerKernels:
         return bound.prepare(weight(size_out * halves, size_in), weight(size_out * halves))
 
     norm = kernel("norm.rms", dtype, size=HIDDEN)
-    shape = {"scale": 0.25, "window": 0, "block_size": BLOCK_SIZE, "sinks": False, **HEADS_SHAPE}
+    shape = {
+        "scale": 0.25,
+        "window": 0,
+        "block_size": BLOCK_SIZE,
+        "sinks": False,
+        "kv_dtype": "auto",
+        **HEADS_SHAPE,
+    }
     attention = kernel("attention.paged", dtype, **shape)
     rope = kernel("rope", dtype, rotary_dim=HEAD_DIM, qk_norm=True, layout="head", **HEADS_SHAPE)
     cache = attention.allocate(blocks, torch.device("cpu"))
@@ -84,7 +92,14 @@ def test_fused_layers_compute_what_the_same_kernels_do_one_by_one(dtype: torch.d
 
 
 def kernel_state(entry: LayerKernels, step):
-    shape = {"scale": 0.25, "window": 0, "block_size": BLOCK_SIZE, "sinks": False, **HEADS_SHAPE}
+    shape = {
+        "scale": 0.25,
+        "window": 0,
+        "block_size": BLOCK_SIZE,
+        "sinks": False,
+        "kv_dtype": "auto",
+        **HEADS_SHAPE,
+    }
     return kernel("attention.paged", entry.attend.cache.data.dtype, **shape).begin(step)
 
 

@@ -13,7 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from frizzen.kernels.draft_ops import ATTENTION_DRAFT
 from frizzen.kernels.facts import Facts, ShapeValue, detect_machine
+from frizzen.kernels.fp8_ops import LINEAR_FP8, MOE_EXPERTS_FP8
 from frizzen.kernels.moe_ops import MOE_EXPERTS, MOE_ROUTE
 from frizzen.kernels.moe_reference import CANDIDATES as MOE_REFERENCE
 from frizzen.kernels.ops import (
@@ -29,6 +31,7 @@ from frizzen.kernels.plan import default_registry
 from frizzen.kernels.problems import SHAPES, disagreement, paged_step
 from frizzen.kernels.reference import CANDIDATES as REFERENCE
 from frizzen.step import StepContext
+from tests.kernels import fake_deep_gemm
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -36,14 +39,17 @@ DEVICE = "cpu" if INTERPRETED else "cuda"
 # Two shapes of each op are enough for the interpreter, which takes seconds for what a GPU does at once.
 INTERPRETED_SHAPES = {
     NORM_RMS: (2,),
-    ROPE: (4, 9),
+    ROPE: (5, 7, 8),
     LINEAR: (5, 6),
     LINEAR_SILU_MUL: (1,),
     LM_HEAD: (1,),
     LM_HEAD_TIED: (1,),
-    ATTENTION_PAGED: (2, 5),
+    ATTENTION_PAGED: (3, 5, 7),
+    ATTENTION_DRAFT: (1, 6, 10, 15),
     MOE_ROUTE: (1, 3, 4, 6, 7),
-    MOE_EXPERTS: (2, 3),
+    MOE_EXPERTS: (3, 4),
+    LINEAR_FP8: (3, 4),
+    MOE_EXPERTS_FP8: (2,),
 }
 
 
@@ -69,7 +75,8 @@ def normal(*size: int) -> Tensor:
 
 def attention_facts(**others: ShapeValue) -> Facts:
     shape: dict[str, ShapeValue] = {"heads": 4, "kv_heads": 2, "head_dim": 32, "scale": 0.2, "window": 0}
-    return facts(torch.float32, **{**shape, "block_size": 8, "sinks": False, **others})
+    shape |= {"block_size": 8, "sinks": False, "kv_dtype": "auto", **others}
+    return facts(torch.float32, **shape)
 
 
 def attention_problem(rows: Sequence[tuple[int, int]], of: Facts) -> tuple[StepContext, object, Tensor]:
@@ -225,6 +232,31 @@ def case_a_token_without_experts_gets_zeros() -> None:
         )
         assert not found[0].any()
         close(found, want, 1e-3)
+
+
+def case_products_from_outside_get_sorted_rows_with_scales_by_column() -> None:
+    """DeepGEMM's part is played by torch here; the conformance test runs the package itself."""
+    from frizzen.kernels.deep_gemm_kernels import GroupedExperts
+    from frizzen.kernels.moe_reference import Activation
+    from frizzen.kernels.triton.launch import Target
+    from frizzen.kernels.triton.places import Places
+    from frizzen.quantize.fp8 import quantize
+
+    shape = {"hidden": 256, "intermediate": 128, "experts": 5, "top_k": 2, "bias": False}
+    of = facts(torch.float32, clamp=1.0, alpha=1.0, beta=0.0, **shape)
+    w13, w2 = normal(5, 256, 256) * 0.1, normal(5, 256, 128) * 0.1
+    kept = [quantize(weight, 128, 128) for weight in (w13, w2)]
+    places = Places(256, 128, 5, 2, Activation.of(of), Target.of(of))
+    for tokens, rounded, bound in ((3, True, 1e-1), (3, False, 2e-2), (257, True, 1e-1)):
+        x, gains = normal(tokens, 256), normal(tokens, 2).abs()
+        ids = torch.stack([torch.arange(tokens) % 5, (torch.arange(tokens) * 3 + 1) % 5], 1).int().to(DEVICE)
+        ids[ids[:, 0] == ids[:, 1], 1] = -1
+        weights = [(w.data, w.scale) for w in kept] if rounded else [w13.bfloat16(), w2.bfloat16()]
+        grouped = GroupedExperts(places, fake_deep_gemm.contiguous, fake_deep_gemm.masked, rounded)
+        found = grouped.run(x.bfloat16(), gains, ids, *weights)
+        plain = [w.expand(torch.float32) for w in kept] if rounded else [w.float() for w in weights]
+        want = reference(MOE_EXPERTS.name, of).prepare(*plain, None, None)(x.bfloat16().float(), gains, ids)
+        assert (found.float() - want).square().mean().sqrt() < bound * want.square().mean().sqrt()
 
 
 CASES = [function for name, function in list(globals().items()) if name.startswith("case_")]

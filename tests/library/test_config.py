@@ -24,6 +24,7 @@ from frizzen import ConfigError, EngineConfig
         ("max_num_seqs", True, "max_num_seqs must be an integer, got True"),
         ("max_num_batched_tokens", -1, "max_num_batched_tokens must be at least 1, got -1"),
         ("kv_cache_memory", 0, "kv_cache_memory must be at least 1, got 0"),
+        ("kv_cache_dtype", "int8", "kv_cache_dtype must be one of auto, fp8_e4m3, got 'int8'"),
         ("block_size", 12, "block_size must be one of 8, 16, 32, 64, 128, got 12"),
         ("block_size", 16.0, "block_size must be an integer, got 16.0"),
         ("max_logprobs", -1, "max_logprobs must be at least 0, got -1"),

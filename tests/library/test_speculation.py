@@ -46,6 +46,20 @@ def assert_same(outputs: list[RequestOutput], wanted: list[RequestOutput], about
             assert {token: entry.logprob for token, entry in place.items()} == pytest.approx(values, abs=1e-4)
 
 
+def test_logprobs_are_those_of_no_speculation_llama_cpp_27972(tiny_checkpoint: CheckpointMaker) -> None:
+    path = str(tiny_checkpoint("llama"))
+    params = SamplingParams(temperature=0, max_tokens=32, logprobs=3, ignore_eos=True)
+    prompts = [[(7 * i) % 5 + 40 for i in range(40)]]
+    with LLM(path, **SMALL) as llm:
+        wanted = llm.generate(prompts, params)
+    with LLM(path, **SMALL, drafter="ngram", speculation=4) as llm:
+        outputs = llm.generate(prompts, params)
+    assert_same(outputs, wanted, "ngram")
+    values = [entry.logprob for place in outputs[0].outputs[0].logprobs or [] for entry in place.values()]
+    assert len(values) >= 32 * 3
+    assert len(set(values)) > 32
+
+
 def test_every_drafter_and_length_gives_the_tokens_of_no_speculation(
     tiny_checkpoint: CheckpointMaker,
 ) -> None:
@@ -102,7 +116,10 @@ def test_what_cannot_be_is_refused(tiny_checkpoint: CheckpointMaker) -> None:
     path = str(tiny_checkpoint("llama"))
     for options, message in (
         ({"speculation": "auto"}, "speculation needs a drafter"),
-        ({"speculative_config": '{"method": "eagle3", "num_speculative_tokens": 2}'}, "eagle3=PATH, or drafter suffix"),
+        (
+            {"speculative_config": '{"method": "eagle3", "num_speculative_tokens": 2}'},
+            "eagle3=PATH, or drafter suffix",
+        ),
         ({"drafter": "medusa"}, "drafter must be one of"),
     ):
         with pytest.raises(ConfigError, match=message):

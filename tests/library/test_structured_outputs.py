@@ -116,6 +116,8 @@ def test_regex_choice_grammar_and_object(llm: LLM) -> None:
         {"choice": ["yes", "no", "ünsure"]},
         {"grammar": 'start: "(" NUMBER ("+" NUMBER)? ")"\nNUMBER: /[0-9]{1,3}/'},
         {"json_object": True, "disable_any_whitespace": True},
+        {"grammar": 'root ::= "<" [a-c]{2,3} ">"'},
+        {"structural_tag": {"format": {"type": "regex", "pattern": "#[0-9]{2}"}}},
     ]
     options: dict[str, Any] = {"temperature": 1.0, "max_tokens": 60, "seed": 2}
     outputs = llm.generate(
@@ -126,6 +128,8 @@ def test_regex_choice_grammar_and_object(llm: LLM) -> None:
     assert texts[1] in ("yes", "no", "ünsure")
     assert re.fullmatch(r"\([0-9]{1,3}(\+[0-9]{1,3})?\)", texts[2])
     assert texts[3].startswith("{")
+    assert re.fullmatch("<[a-c]{2,3}>", texts[4])
+    assert re.fullmatch("#[0-9]{2}", texts[5])
 
 
 def test_end_tokens_are_forbidden_until_the_text_may_end_vllm_49227(llm: LLM) -> None:

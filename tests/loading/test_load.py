@@ -21,7 +21,8 @@ from tests.models.driver import Driver, Stream, load
 
 
 def test_an_unknown_name_lists_the_known_ones_and_the_nearest() -> None:
-    with pytest.raises(CatalogError, match=r"did you mean smollm2-135m\? known names: smollm2-135m"):
+    known = "all-minilm-l6-v2, smollm2-135m"
+    with pytest.raises(CatalogError, match=rf"did you mean smollm2-135m\? known names: {known}"):
         catalog.resolve("smollm2-135")
 
 

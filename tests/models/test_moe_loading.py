@@ -189,7 +189,7 @@ def test_a_configuration_alone_makes_a_model_of_dummy_weights(tiny_checkpoint: A
         ("deepseek_v2", {"norm_topk_prob": True}, "norm_topk_prob is True, expected False"),
         ("deepseek_v3", {"attention_bias": True}, "attention_bias is True, expected False"),
         ("deepseek_v3", {"kv_lora_rank": 0}, "latent_dim of latent attention is 0, expected at least 1"),
-        ("deepseek_v3", {"quantization_config": {"quant_method": "fp8"}}, "quantization_config is .*fp8"),
+        ("deepseek_v3", {"quantization_config": {"quant_method": "awq"}}, "quantization_config is .*awq"),
         (
             "gpt_oss",
             {"quantization_config": {"quant_method": "awq"}},

@@ -60,9 +60,9 @@ def oracle_greedy(model: Any, prompt: list[int], count: int) -> list[int]:
     return tokens[len(prompt) :]
 
 
-def check_equal(path: Path, expected: Any) -> None:
+def check_equal(path: Path, expected: Any, **options: Any) -> None:
     """Prefill whole and in chunks, and greedy decoding in a mixed batch."""
-    model = load(path)
+    model = load(path, **options)
     for prompt in prompts():
         wanted = oracle_logits(expected, prompt)
         for chunk in (None, 7, 16):

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from frizzen.speculate.verify import DraftRows, forced, verify
+from tests.speculate.chi_squared import assert_chi_squared
 from tests.worker import reference
 from tests.worker.driver import VOCAB, Driver, Request, fake_driver, fake_logits, uniform
 from tests.worker.reference import Params
@@ -130,26 +131,13 @@ def test_the_verified_distribution_is_the_processed_one(draft_rank: int) -> None
     total = math.fsum(first)
     means = {token: count * weight / total for token, weight in enumerate(first) if weight}
     assert set(counts) <= set(means)
-    _assert_chi_squared(counts, means)
+    assert_chi_squared(counts, means)
     # What follows the draft is of its own distribution, whether the draft was accepted or sampled.
     second = reference.weights(fake_logits([3, 1, 4, draft]).tolist(), params)
     after = Counter({follower: n for (token, follower), n in seen.items() if token == draft})
     if after.total() > 200:
         total = math.fsum(second)
-        _assert_chi_squared(after, {t: after.total() * w / total for t, w in enumerate(second) if w})
-
-
-def _assert_chi_squared(counts: Counter[int], means: dict[int, float]) -> None:
-    # Rare tokens are pooled, since the statistic needs a few of each.
-    rare = [token for token, mean in means.items() if mean < 5]
-    cells = [(counts[token], mean) for token, mean in means.items() if mean >= 5]
-    if rare:
-        cells.append((sum(counts[token] for token in rare), math.fsum(means[token] for token in rare)))
-    statistic = math.fsum((n - mean) ** 2 / mean for n, mean in cells)
-    freedom = len(cells) - 1
-    assert freedom > 3
-    # Wilson-Hilferty approximation of the 99.9 % quantile.
-    assert statistic < freedom * (1 - 2 / (9 * freedom) + 3.09 * math.sqrt(2 / (9 * freedom))) ** 3
+        assert_chi_squared(after, {t: after.total() * w / total for t, w in enumerate(second) if w})
 
 
 def test_acceptance_is_the_probability_of_the_draft() -> None:

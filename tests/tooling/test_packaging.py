@@ -60,7 +60,7 @@ def test_torch_versions_agree_with_the_extra() -> None:
     assert all(numbers(version) >= numbers(torch["minimum"]) for version in torch["checked"])
 
 
-@pytest.mark.parametrize("group", ["build", "model", "torch-cpu", "dev"])
+@pytest.mark.parametrize("group", ["build", "model", "test-model", "torch-cpu", "dev"])
 def test_a_groups_lock_file_covers_it(group: str) -> None:
     assert names(PROJECT["dependency-groups"][group]) <= locked(group).keys()
 
@@ -71,13 +71,15 @@ def test_the_runtime_lock_file_covers_the_dependencies() -> None:
 
 def test_one_environment_can_hold_every_lock_file() -> None:
     together: dict[str, set[str]] = {}
-    for group in ("runtime", "build", "torch-cpu", "model", "dev"):
+    for group in ("runtime", "build", "torch-cpu", "model", "test-model", "dev"):
         for name, versions in locked(group).items():
             assert together.setdefault(name, versions) == versions, f"{name} differs in {group}"
 
 
 def test_torch_is_locked_nowhere_so_that_the_user_can_choose_it() -> None:
-    assert not any("torch" in locked(group) for group in ("runtime", "build", "torch-cpu", "model", "dev"))
+    assert not any(
+        "torch" in locked(group) for group in ("runtime", "build", "torch-cpu", "model", "test-model", "dev")
+    )
     assert "torch" not in names(PROJECT["project"]["dependencies"])
 
 

@@ -26,6 +26,7 @@ def layout(
     max_history: int = 4096,
     max_rules: int = 256,
     vocab_size: int = 97,
+    pooled_size: int = 0,
 ) -> Layout:
     """The layout for these limits."""
     b, t, k, h, r, n = max_rows, max_tokens, max_block_deltas, max_history, max_rules, max_logprobs
@@ -61,6 +62,7 @@ def layout(
         ("num_sampled", "int32", (b,)),
         ("sampled", "int32", (b, width)),
         ("row_status", "int32", (b,)),
+        ("pooled", "float32", (b, pooled_size)),
         ("num_proposed", "int32", (b,)),
         ("proposed", "int32", (b, max_drafts)),
         ("proposed_confidence", "float32", (b, max_drafts)),

@@ -114,6 +114,11 @@ class Request:
     """Drafts to verify in the next step."""
     accepted: list[tuple[int, int]] = field(default_factory=list)
     """Per step with drafts, how many there were and how many were right."""
+    inherited: list[int] = field(default_factory=list)
+    """Blocks of another request's prefix that it starts with; ``computed`` says how far they go."""
+    proposed: list[int] = field(default_factory=list)
+    """What the worker's drafter proposed after the last step."""
+    confidence: list[float] = field(default_factory=list)
 
     @property
     def known(self) -> list[int]:
@@ -166,6 +171,8 @@ class Driver:
         self.free_rows = list(reversed(range(info["max_num_seqs"])))
         self.free_blocks = deque(range(1, info["num_blocks"]))
         self.steps = 0
+        self.propose = 0
+        """Drafts that the worker is asked for after each step."""
         self.in_flight: deque[tuple[int, list[tuple[Request, bool]], list[Request]]] = deque()
 
     def _map(self, pointer: int, size: int) -> Sections:
@@ -209,9 +216,7 @@ class Driver:
             first, last = request.computed, request.computed + plan[request]
             assert last <= request.total
             drafts = request.drafts if last == request.total else []
-            for column in range(len(request.blocks), -(-(last + len(drafts)) // self.block_size)):
-                request.blocks.append(self.free_blocks.popleft())
-                changes.append((request.row, column, request.blocks[-1]))
+            changes += self._extend(request, last + len(drafts))
             rows.append(request.row)
             known = request.known + drafts
             for position in range(first, last + len(drafts)):
@@ -242,12 +247,23 @@ class Driver:
         lengths = [end - start for start, end in pairwise(starts)]
         header = [3, self.steps, len(order), lengths.count(1), len(tokens), len(samples)]
         header += [len(scored), len(changes), len(admitted), max(lengths), max(ends), len(masks)]
+        header += [self.propose]
         fill(arena.header, header)
         self._run(index, masks)
         sampling = {place for _, place, _ in samples}
         rows_of_step = [(request, place in sampling) for place, request in enumerate(order)]
         self.in_flight.append((index, rows_of_step, asking))
         self.steps += 1
+
+    def _extend(self, request: Request, tokens: int) -> list[tuple[int | None, int, int]]:
+        """Blocks for a context of ``tokens``; returns the changes of the block table."""
+        changes = []
+        for column in range(len(request.blocks), -(-tokens // self.block_size)):
+            inherited = column < len(request.inherited)
+            block = request.inherited[column] if inherited else self.free_blocks.popleft()
+            request.blocks.append(block)
+            changes.append((request.row, column, block))
+        return changes
 
     def _run(self, index: int, masks: list[tuple[int, set[int]]]) -> None:
         arena = self.arenas[index]
@@ -274,6 +290,9 @@ class Driver:
         arena = self.arenas[index]
         for place, (request, samples) in enumerate(rows):
             request.in_flight -= samples
+            offered = max(int(arena.num_proposed[place]), 0)
+            request.proposed = arena.proposed[place, :offered].tolist()
+            request.confidence = arena.proposed_confidence[place, :offered].tolist()
             if arena.row_status[place]:
                 request.failed = True
             count = int(arena.num_sampled[place])

@@ -108,6 +108,14 @@ def test_the_smallest_shape_that_is_not_mostly_padding_serves_a_step(
     assert LATTICE.fit(sizes(queries, context)) == shape
 
 
+def test_a_step_that_keeps_the_device_busy_has_no_graph() -> None:
+    wide = Lattice.of(max_rows=256, max_drafts=16, max_context=512, max_tokens=8192)
+    assert wide.fit(sizes([17] * 56, 20)) == (56, 17, 512)
+    assert wide.fit(sizes([17] * 80, 20)) is None
+    assert wide.fit(sizes([1] * 256, 20)) == (256, 1, 512)
+    assert max(shape.tokens for shape in wide.shapes()) <= 1024
+
+
 def test_every_step_has_one_of_few_labels() -> None:
     assert bucket(sizes([1, 1, 1, 500], 900)) == "4x512"
     steps = [sizes([1] * rows + [tokens], 900) for rows in range(60) for tokens in range(1, 600)]

@@ -27,6 +27,7 @@ class ArenaLayout:
         max_history: int,
         max_rules: int,
         vocab_size: int,
+        pooled_size: int = 0,
     ) -> ArenaLayout: ...
     @staticmethod
     def for_engine(info_json: str) -> ArenaLayout: ...
@@ -93,4 +94,11 @@ class Engine:
         params_json: Sequence[str],
         progress: Callable[[int, int, int], object] | None = None,
     ) -> list[RequestOutput]: ...
+    def encode_pair(self, first: str, second: str | None = None) -> tuple[list[int], int | None]: ...
+    def pool(
+        self,
+        prompts: Sequence[tuple[Sequence[int], int | None]],
+        options_json: str,
+        progress: Callable[[int, int, int], object] | None = None,
+    ) -> list[list[float]]: ...
     def close(self) -> None: ...

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from frizzen.kernels import encoder
 from frizzen.kernels.facts import Facts, ShapeValue
 from frizzen.kernels.mla_ops import ATTENTION_MLA, ROPE_MLA
 from frizzen.kernels.plan import Op
@@ -16,7 +17,7 @@ from frizzen.kernels.sparsemixer import MOE_ROUTE_SPARSEMIXER
 
 __all__ = ["OPS", "SHAPES", "runs"]
 
-OPS: tuple[Op[Any], ...] = (MOE_ROUTE_SPARSEMIXER, ROPE_MLA, ATTENTION_MLA)
+OPS: tuple[Op[Any], ...] = (MOE_ROUTE_SPARSEMIXER, ROPE_MLA, ATTENTION_MLA, encoder.ATTENTION_ENCODER)
 
 _TOKENS = (1, 2, 7, 33)
 
@@ -88,6 +89,8 @@ def runs(op: str) -> Iterator[tuple[str, Run]]:
     if op == ROPE_MLA.name:
         for tokens in _TOKENS:
             yield f"{tokens} tokens", _rope(tokens)
+    if op == encoder.ATTENTION_ENCODER.name:
+        yield from encoder.runs()
     if op == ATTENTION_MLA.name:
         yield "one decode", _attention((1, 1))
         yield "decodes", _attention((5, 1), (16, 1), (17, 1), (130, 1), (1, 1))
@@ -111,5 +114,6 @@ SHAPES: Mapping[str, tuple[Mapping[str, ShapeValue], ...]] = {
     ),
     ROPE_MLA.name: tuple({name: shape[name] for name in ROPE_MLA.shape} for shape in _LATENT),
     ATTENTION_MLA.name: _LATENT,
+    encoder.ATTENTION_ENCODER.name: encoder.SHAPES,
 }
 """Shapes for the conformance test, by op."""

@@ -9,9 +9,40 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from frizzen.kernels.facts import Facts
 from frizzen.kernels.ops import KVCache
+from frizzen.kernels.plan import Reason
+from frizzen.quantize.fp8 import FP8, LARGEST
 
-__all__ = ["LAYOUTS", "allocate"]
+__all__ = ["KV_DTYPES", "LAYOUTS", "allocate", "cache_dtype", "needs_plain_cache", "rounded", "token_layout"]
+
+KV_DTYPES = ("auto", "fp8_e4m3")
+"""What a cache may hold: the model's own type, or FP8 with a scale of 1."""
+
+
+def cache_dtype(facts: Facts) -> torch.dtype:
+    """Type of the cache that the facts of an attention ask for; drafts have no choice."""
+    in_fp8 = "kv_dtype" in facts and facts["kv_dtype"] == "fp8_e4m3"
+    return FP8 if in_fp8 else facts.dtype
+
+
+def token_layout(dtype: torch.dtype) -> str:
+    """Name of the layout by token for a cache of this type."""
+    return "token_fp8" if dtype == FP8 else "token"
+
+
+def needs_plain_cache(facts: Facts) -> Reason | None:
+    """For kernels that read the model's own type only."""
+    if facts["kv_dtype"] == "auto":
+        return None
+    return Reason("kv_dtype", f"the cache holds {facts['kv_dtype']}, this reads {facts.dtype}")
+
+
+def rounded(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """``values`` in the type of a cache; what is too large for FP8 becomes its largest number."""
+    if dtype == FP8:
+        return values.float().clamp(-LARGEST, LARGEST).to(FP8)
+    return values.to(dtype)
 
 
 def allocate(
@@ -67,5 +98,7 @@ LAYOUTS: dict[
     # data [blocks, M, 2, D * block_size]: per head the block's keys as [D, block_size], so that a vector is
     # one dimension of many positions, and its values as [block_size, D].
     "head": (_head_shape, _head_views),
+    # The same as "token", of FP8 numbers: a name of its own, so that only kernels that round write to it.
+    "token_fp8": (_token_shape, _token_views),
 }
 """Shape of ``data``, and its two views, by name."""

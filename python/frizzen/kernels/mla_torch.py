@@ -12,7 +12,7 @@ from frizzen.kernels.facts import Facts
 from frizzen.kernels.mla_ops import ATTENTION_MLA, LatentAttend
 from frizzen.kernels.mla_reference import LatentShape
 from frizzen.kernels.plan import Candidate
-from frizzen.kernels.torch_paging import LongRow, Paging, Rows, SingleRows
+from frizzen.kernels.torch_paging import LongRow, PaddedRow, Paging, Rows, SingleRows
 from frizzen.step import StepContext
 
 __all__ = ["CANDIDATES"]
@@ -29,7 +29,7 @@ class _Layer:
     def single(self, queries: Tensor, rows: SingleRows) -> Tensor:
         """Every head reads the same vectors: heads stand where tokens would, and a key is its own value."""
         shape = self.shape
-        held = rows.gather(self.cache).unsqueeze(1)
+        held = rows.gather(self.cache, shape.dtype).unsqueeze(1)
         expansion = torch.unflatten(self.expansion, 0, (shape.heads, -1))
         to_key, to_value = torch.split(expansion, [shape.nope_dim, shape.value_dim], dim=1)
         nope, turned = torch.split(shape.heads_of(queries), [shape.nope_dim, shape.rope_dim], dim=2)
@@ -44,10 +44,11 @@ class _Layer:
         by_head = out[:, 0, :, : shape.latent_dim].transpose(0, 1)
         return torch.bmm(by_head, to_value.transpose(1, 2)).transpose(0, 1).flatten(1)
 
-    def long(self, queries: Tensor, row: LongRow) -> Tensor:
+    def long(self, queries: Tensor, row: LongRow | PaddedRow) -> Tensor:
         """Makes the keys and values of the whole context."""
-        shape = self.shape
-        latent, shared = torch.split(row.gather(self.cache), [shape.latent_dim, shape.rope_dim], dim=1)
+        shape, mask = self.shape, row.mask
+        held = row.gather(self.cache, shape.dtype)
+        latent, shared = torch.split(held, [shape.latent_dim, shape.rope_dim], dim=1)
         expanded = torch.unflatten(functional.linear(latent, self.expansion), 1, (shape.heads, -1))
         k, v = torch.split(expanded, [shape.nope_dim, shape.value_dim], dim=2)
         k = torch.cat([k, shared.unsqueeze(1).expand(-1, shape.heads, -1)], dim=2)
@@ -57,8 +58,8 @@ class _Layer:
             shape.heads_of(queries).transpose(0, 1).unsqueeze(0),
             k.transpose(0, 1).unsqueeze(0),
             v.transpose(0, 1).unsqueeze(0),
-            attn_mask=row.mask,
-            is_causal=row.mask is None,
+            attn_mask=mask,
+            is_causal=mask is None,
             scale=shape.scale,
         )
         return out[0, ..., : shape.value_dim].transpose(0, 1).flatten(1)

@@ -15,7 +15,7 @@ from frizzen.kernels.plan import Op
 if TYPE_CHECKING:
     from frizzen.kernels.problems import Inputs, Run
 
-__all__ = ["OPS", "SHAPES", "runs"]
+__all__ = ["OPS", "SHAPES", "draw_route", "mlp_shape", "runs"]
 
 OPS: tuple[Op[Any], ...] = (MOE_ROUTE, MOE_EXPERTS)
 
@@ -38,7 +38,7 @@ def _route(tokens: int, valid: int | None) -> Run:
 
 def _experts(tokens: int, *, skewed: bool = False) -> Run:
     def run(kernel: Any, facts: Facts, inputs: Inputs) -> dict[str, Tensor]:
-        hidden, inner, experts, k = (facts.size(n) for n in ("hidden", "intermediate", "experts", "top_k"))
+        hidden, inner, experts = (facts.size(name) for name in ("hidden", "intermediate", "experts"))
         weights13 = inputs.normal(experts, 2 * inner, hidden, scale=hidden**-0.5)
         weights2 = inputs.normal(experts, hidden, inner, scale=inner**-0.5)
         biases = (
@@ -47,16 +47,22 @@ def _experts(tokens: int, *, skewed: bool = False) -> Run:
             else (None, None)
         )
         x = inputs.normal(tokens, hidden)
-        weights = torch.rand(tokens, k, generator=inputs.generator)
-        # Skewed: every token goes to the same few experts, so that one gets more rows than any tile.
-        reach = min(k + 1, experts) if skewed else experts
-        ids = torch.rand(tokens, reach, generator=inputs.generator).argsort(1)[:, :k].int()
-        ids[torch.rand(ids.shape, generator=inputs.generator) < 0.1] = -1
-        ids[-1] = ids[-1] if tokens < 3 else -1
-        y = kernel.prepare(weights13, weights2, *biases)(x, weights.to(inputs.device), ids.to(inputs.device))
-        return {"out": y}
+        weights, ids = draw_route(inputs, facts, tokens, skewed=skewed)
+        return {"out": kernel.prepare(weights13, weights2, *biases)(x, weights, ids)}
 
     return run
+
+
+def draw_route(inputs: Inputs, facts: Facts, tokens: int, *, skewed: bool) -> tuple[Tensor, Tensor]:
+    """Weights and ids ``[tokens, k]``; some ids are -1, those of the last token all."""
+    experts, k = facts.size("experts"), facts.size("top_k")
+    weights = torch.rand(tokens, k, generator=inputs.generator)
+    # Skewed: every token goes to the same few experts, so that one gets more rows than any tile.
+    reach = min(k + 1, experts) if skewed else experts
+    ids = torch.rand(tokens, reach, generator=inputs.generator).argsort(1)[:, :k].int()
+    ids[torch.rand(ids.shape, generator=inputs.generator) < 0.1] = -1
+    ids[-1] = ids[-1] if tokens < 3 else -1
+    return weights.to(inputs.device), ids.to(inputs.device)
 
 
 def runs(op: str) -> Iterator[tuple[str, Run]]:
@@ -84,9 +90,10 @@ def _routing(
     return {**plain, "bias": False, "correction": False, **shape, **others}
 
 
-def _mlp(
+def mlp_shape(
     hidden: int, intermediate: int, experts: int, top_k: int, **others: ShapeValue
 ) -> dict[str, ShapeValue]:
+    """The shape of ``moe.experts``, plain but for ``others``."""
     shape = {"hidden": hidden, "intermediate": intermediate, "experts": experts, "top_k": top_k}
     return {"bias": False, "clamp": 0.0, "alpha": 1.0, "beta": 0.0, **shape, **others}
 
@@ -103,10 +110,11 @@ SHAPES: Mapping[str, tuple[Mapping[str, ShapeValue], ...]] = {
         _routing(40, 20, 3, "softmax", groups=3, top_groups=2),
     ),
     MOE_EXPERTS.name: (
-        _mlp(64, 48, 16, 4),
-        _mlp(128, 96, 40, 6),
-        _mlp(72, 40, 4, 2, bias=True, clamp=1.0, alpha=1.702, beta=1.0),
-        _mlp(32, 16, 3, 3),
+        mlp_shape(64, 48, 16, 4),
+        mlp_shape(128, 96, 40, 6),
+        mlp_shape(128, 256, 8, 2),
+        mlp_shape(72, 40, 4, 2, bias=True, clamp=1.0, alpha=1.702, beta=1.0),
+        mlp_shape(32, 16, 3, 3),
     ),
 }
 """Shapes for the conformance test, by op."""

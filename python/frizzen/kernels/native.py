@@ -21,7 +21,7 @@ from torch import Tensor
 
 from frizzen._core import cpu
 from frizzen.kernels.facts import Facts
-from frizzen.kernels.kv_layout import allocate
+from frizzen.kernels.kv_layout import allocate, needs_plain_cache
 from frizzen.kernels.ops import (
     ATTENTION_PAGED,
     LINEAR,
@@ -407,7 +407,7 @@ def _requires_layout(facts: Facts) -> Reason | None:
 def _requires_blocks(facts: Facts) -> Reason | None:
     if facts.size("block_size") % GRANULE:
         return Reason("shape", f"block_size is {facts['block_size']}, expected a multiple of {GRANULE}")
-    return _requires_heads(facts)
+    return needs_plain_cache(facts) or _requires_heads(facts)
 
 
 def _rope(kernels: cpu.Kernels, facts: Facts) -> _Rope:

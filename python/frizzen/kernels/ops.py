@@ -173,10 +173,11 @@ ROPE: Op[RopeKernel] = Op(
 
 ATTENTION_PAGED: Op[PagedAttentionKernel] = Op(
     "attention.paged",
-    ("heads", "kv_heads", "head_dim", "scale", "window", "block_size", "sinks"),
+    ("heads", "kv_heads", "head_dim", "scale", "window", "block_size", "sinks", "kv_dtype"),
     """(qkv [T, (N + 2M) * D], state of this step) -> [T, N * D]. The token at position p of row b attends
     to the positions j <= p of its row, with window > 0 only to j > p - window, reading keys and
     values from the cache alone, through the block table. Query head n reads key-value head n // (N
     / M). Softmax in float32 over scale * q.k; with sinks, sinks[n] is one more logit, which has no value.
+    kv_dtype auto is a cache of the facts' dtype, fp8_e4m3 one of FP8 numbers that stand for themselves.
     What stands in cache slots past a row's context must not matter, NaN included.""",
 )

@@ -270,6 +270,10 @@ class PlanBuilder:
     machine: Machine
     check: Check | None = None
     """Run on every kernel before it is accepted (``--self-test``)."""
+    scope: str = ""
+    """Goes before the names of decisions and sites: a draft model's stand beside the target's."""
+    first_layer: int = 0
+    """Where layers are counted from."""
     wrap: Wrap | None = None
     described: bool = False
     """The machine is not this one: a kernel that cannot be built here is taken at its ``requires``' word."""
@@ -292,7 +296,14 @@ class PlanBuilder:
 
     def decide(self, name: str, value: str, reason: str) -> None:
         """Records a decision that is not a kernel."""
-        self._decisions.append(Decision(name, value, reason))
+        self._decisions.append(Decision(self.scope + name, value, reason))
+
+    def scoped(self, scope: str, first_layer: int) -> PlanBuilder:
+        """This very plan for a second model, whose layers come after ``first_layer`` others.
+
+        Registry, kernels and record are shared by reference: what one resolves, the other has.
+        """
+        return replace(self, scope=scope, first_layer=first_layer)
 
     def resolve(
         self, op: Op[K], dtype: torch.dtype, *, site: str, layer: int | None = None, **shape: ShapeValue
@@ -309,8 +320,9 @@ class PlanBuilder:
         if key not in self._resolved:
             self._resolved[key] = self._walk(op, facts)
         kernel, winner, rejected = self._resolved[key]
-        self._choices.append(Choice(op.name, site, layer, winner.name, winner.rank, rejected))
-        if layer is not None:
+        place = None if layer is None else layer + self.first_layer
+        self._choices.append(Choice(op.name, self.scope + site, place, winner.name, winner.rank, rejected))
+        if layer is not None and not self.scope:
             self._kernels.setdefault(layer, []).append((op.name, site, id(kernel)))
         if self.wrap is not None:
             kernel = self.wrap(Place(op.name, facts, winner.name), kernel)

@@ -15,7 +15,12 @@ import torch
 from torch import Tensor
 
 from frizzen.kernels import (
+    draft_problems,
+    draft_reference,
+    encoder,
     family_problems,
+    fp8_problems,
+    fp8_reference,
     mla_reference,
     moe_problems,
     moe_reference,
@@ -23,7 +28,7 @@ from frizzen.kernels import (
     sparsemixer,
 )
 from frizzen.kernels.facts import Facts, ShapeValue
-from frizzen.kernels.kv_layout import LAYOUTS, allocate
+from frizzen.kernels.kv_layout import KV_DTYPES, LAYOUTS, allocate, rounded
 from frizzen.kernels.ops import (
     ATTENTION_PAGED,
     LINEAR,
@@ -36,6 +41,7 @@ from frizzen.kernels.ops import (
 )
 from frizzen.kernels.plan import Candidate, Op, Reason
 from frizzen.kernels.problem_inputs import Inputs, Run, paged_step
+from frizzen.quantize.fp8 import FP8
 
 __all__ = ["OPS", "SHAPES", "TOLERANCE", "Inputs", "Run", "disagreement", "paged_step"]
 
@@ -50,6 +56,8 @@ OPS: tuple[Op[Any], ...] = (
     ATTENTION_PAGED,
     *moe_problems.OPS,
     *family_problems.OPS,
+    *fp8_problems.OPS,
+    *draft_problems.OPS,
 )
 
 TOLERANCE = {torch.float32: (1e-4, 1e-5), torch.bfloat16: (2e-2, 2e-2), torch.float16: (3e-3, 3e-3)}
@@ -100,19 +108,22 @@ def _rope(tokens: int) -> Run:
         heads, kv_heads, dim = facts.size("heads"), facts.size("kv_heads"), facts.size("head_dim")
         block_size = 16
         num_blocks = tokens // block_size + 3
-        cache = allocate(
-            str(facts["layout"]), num_blocks, block_size, kv_heads, dim, inputs.dtype, inputs.device
-        )
+        in_fp8 = facts["layout"] == "token_fp8"
+        dtype = FP8 if in_fp8 else inputs.dtype
+        cache = allocate(str(facts["layout"]), num_blocks, block_size, kv_heads, dim, dtype, inputs.device)
         norms = [inputs.normal(dim) if facts["qk_norm"] else None for _ in range(2)]
         angles = torch.rand(tokens, facts.size("rotary_dim") // 2, generator=inputs.generator) * 6.3
+        cos, sin = angles.cos().to(inputs.device), angles.sin().to(inputs.device)
         slots = (
             torch.randperm((num_blocks - 1) * block_size, generator=inputs.generator)[:tokens] + block_size
         )
         qkv = inputs.normal(tokens, (heads + 2 * kv_heads) * dim)
-        kernel.prepare(cache, *norms, 1e-5)(
-            qkv, angles.cos().to(inputs.device), angles.sin().to(inputs.device), slots.to(inputs.device)
-        )
-        return {"q": qkv[:, : heads * dim], "k": cache.k, "v": cache.v}
+        if in_fp8:
+            # Quarter turns of numbers that FP8 holds, so that one result is right.
+            qkv = rounded(qkv, FP8).to(inputs.dtype)
+            cos, sin = cos.round(), sin.round() * (cos.round() == 0)
+        kernel.prepare(cache, *norms, 1e-5)(qkv, cos, sin, slots.to(inputs.device))
+        return {"q": qkv[:, : heads * dim], "k": cache.k.float(), "v": cache.v.float()}
 
     return run
 
@@ -125,11 +136,12 @@ def _attention(*rows: tuple[int, int]) -> Run:
         cache = kernel.allocate(num_blocks, inputs.device)
         # What an earlier owner left in a block must not matter: only the null block stays zero.
         cache.k[1:], cache.v[1:] = torch.nan, torch.nan
+        dtype = cache.k.dtype
         for row, (context, _) in enumerate(rows):
             position = torch.arange(context, device=inputs.device)
             block = step.block_table[row].long()[position // block_size]
-            cache.k[block, position % block_size] = inputs.normal(context, kv_heads, dim)
-            cache.v[block, position % block_size] = inputs.normal(context, kv_heads, dim)
+            cache.k[block, position % block_size] = rounded(inputs.normal(context, kv_heads, dim), dtype)
+            cache.v[block, position % block_size] = rounded(inputs.normal(context, kv_heads, dim), dtype)
         qkv = inputs.normal(step.num_tokens, (heads + 2 * kv_heads) * dim)
         sinks = (inputs.normal(heads),) if facts["sinks"] else ()
         return {"out": kernel.prepare(cache, *sinks)(qkv, kernel.begin(step))}
@@ -153,6 +165,8 @@ def _runs(op: str) -> Iterator[tuple[str, Run]]:
     if op != ATTENTION_PAGED.name:
         yield from moe_problems.runs(op)
         yield from family_problems.runs(op)
+        yield from fp8_problems.runs(op)
+        yield from draft_problems.runs(op)
         return
     yield "one decode", _attention((1, 1))
     yield "decodes", _attention((5, 1), (16, 1), (17, 1), (130, 1), (1, 1))
@@ -190,6 +204,7 @@ SHAPES: Mapping[str, tuple[Mapping[str, ShapeValue], ...]] = {
         for heads, kv_heads, dim, rotary in ((9, 3, 64, 64), (4, 4, 16, 8), (8, 1, 80, 80), (2, 1, 128, 128))
         for norm in (False, True)
         for layout in LAYOUTS
+        if layout != "token_fp8" or not norm
     ),
     ATTENTION_PAGED.name: tuple(
         {
@@ -198,6 +213,7 @@ SHAPES: Mapping[str, tuple[Mapping[str, ShapeValue], ...]] = {
             "window": window,
             "block_size": block_size,
             "sinks": sinks,
+            "kv_dtype": kv_dtype,
         }
         for heads, kv_heads, dim, block_size, sinks in (
             (9, 3, 64, 16, False),
@@ -206,10 +222,12 @@ SHAPES: Mapping[str, tuple[Mapping[str, ShapeValue], ...]] = {
             (4, 2, 128, 32, False),
             (8, 2, 64, 16, True),
         )
-        for window in (0, 24)
+        for window, kv_dtype in ((0, "auto"), (24, "auto"), (0, KV_DTYPES[1]))
     ),
     **moe_problems.SHAPES,
     **family_problems.SHAPES,
+    **fp8_problems.SHAPES,
+    **draft_problems.SHAPES,
 }
 """Shapes for the conformance test, by op: real ones, and ones that no tile divides."""
 
@@ -218,7 +236,10 @@ _ORACLES = (
     *reference.CANDIDATES,
     *moe_reference.CANDIDATES,
     *mla_reference.CANDIDATES,
+    *draft_reference.CANDIDATES,
     *sparsemixer.CANDIDATES,
+    *encoder.CANDIDATES[-1:],
+    *fp8_reference.ORACLES,
 )
 
 
@@ -247,7 +268,17 @@ def disagreement(
                 return Reason(
                     "disagrees", f"{label}: {name} has shape {list(got.shape)}, expected {list(want.shape)}"
                 )
-            error = torch.nan_to_num((got - want).abs(), nan=torch.inf) - relative * want.abs()
+            error = torch.nan_to_num((got - want).abs(), nan=torch.inf)
+            if (bound := fp8_problems.ROUNDED.get(op.name)) is not None:
+                row, whole = want.square().mean(-1).sqrt(), want.square().mean().sqrt()
+                share = error.square().mean(-1).sqrt() / torch.maximum(row, whole)
+                if not (worst := share.max().item()) <= bound:
+                    return Reason(
+                        "disagrees",
+                        f"{label}: {name} has a row off by {worst:.2g}, at most {bound} is allowed",
+                    )
+                continue
+            error -= relative * want.abs()
             if (worst := error.max().item()) > absolute:
                 by = f"is off by {worst:.2g}, at most {absolute:.2g} is allowed"
                 problem = "has values that are not finite" if worst == torch.inf else by

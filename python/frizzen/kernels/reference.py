@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from frizzen.kernels.facts import Facts
-from frizzen.kernels.kv_layout import allocate
+from frizzen.kernels.kv_layout import allocate, cache_dtype, rounded, token_layout
 from frizzen.kernels.ops import (
     ATTENTION_PAGED,
     LINEAR,
@@ -105,8 +105,8 @@ class _Rope:
             q, k, v = torch.split(parts, [self.heads, self.kv_heads, self.kv_heads], dim=1)
             q.copy_(self._rotate(q, q_norm, eps, cos, sin))
             block, offset = slots // block_size, slots % block_size
-            cache.k[block, offset] = self._rotate(k, k_norm, eps, cos, sin)
-            cache.v[block, offset] = v
+            cache.k[block, offset] = rounded(self._rotate(k, k_norm, eps, cos, sin), cache.k.dtype)
+            cache.v[block, offset] = rounded(v, cache.v.dtype)
 
         return rope
 
@@ -127,7 +127,11 @@ class _PagedAttention:
     window: int
     block_size: int
     dtype: torch.dtype
-    layout: str = "token"
+    """Of the cache."""
+
+    @property
+    def layout(self) -> str:
+        return token_layout(self.dtype)
 
     def bytes_per_token(self) -> int:
         return 2 * self.kv_heads * self.head_dim * self.dtype.itemsize
@@ -190,7 +194,7 @@ def _build_attention(facts: Facts) -> _PagedAttention:
         facts.number("scale"),
         facts.size("window"),
         facts.size("block_size"),
-        facts.dtype,
+        cache_dtype(facts),
     )
 
 

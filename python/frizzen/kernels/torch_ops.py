@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from frizzen.kernels.facts import Facts
-from frizzen.kernels.kv_layout import allocate
+from frizzen.kernels.kv_layout import allocate, cache_dtype, rounded, token_layout
 from frizzen.kernels.ops import ATTENTION_PAGED, LINEAR, LINEAR_SILU_MUL, LM_HEAD, LM_HEAD_TIED, ROPE, KVCache
 from frizzen.kernels.plan import Candidate, Reason
-from frizzen.kernels.torch_paging import LongRow, Paging, Rows, SingleRows
+from frizzen.kernels.torch_paging import LongRow, PaddedRow, Paging, Rows, SingleRows
 from frizzen.step import StepContext
 
 __all__ = ["CANDIDATES", "embedding", "silu_mul"]
@@ -85,7 +85,10 @@ class _Rope:
             # In float32 these are views of qkv itself: both halves are computed before either is written.
             turned = (first * c).addcmul_(second, s, value=-1), (second * c).addcmul_(first, s)
             qk[..., :half], qk[..., half : self.rotary_dim] = turned
-            by_slot.index_copy_(0, slots, parts[:, self.heads :])
+            if by_slot.dtype == qkv.dtype:
+                by_slot.index_copy_(0, slots, parts[:, self.heads :])
+            else:
+                by_slot[slots] = rounded(parts[:, self.heads :], by_slot.dtype)
 
         return rope
 
@@ -102,14 +105,18 @@ class _SdpaAttention:
     block_size: int
     sinks: bool
     dtype: torch.dtype
-    layout: str = "token"
+    kv_dtype: torch.dtype
+
+    @property
+    def layout(self) -> str:
+        return token_layout(self.kv_dtype)
 
     def bytes_per_token(self) -> int:
-        return 2 * self.kv_heads * self.head_dim * self.dtype.itemsize
+        return 2 * self.kv_heads * self.head_dim * self.kv_dtype.itemsize
 
     def allocate(self, num_blocks: int, device: torch.device) -> KVCache:
         return allocate(
-            self.layout, num_blocks, self.block_size, self.kv_heads, self.head_dim, self.dtype, device
+            self.layout, num_blocks, self.block_size, self.kv_heads, self.head_dim, self.kv_dtype, device
         )
 
     def begin(self, step: StepContext) -> Rows:
@@ -126,7 +133,7 @@ class _SdpaAttention:
         return attend
 
     def _attend_single(self, queries: Tensor, data: Tensor, rows: SingleRows, sinks: Tensor | None) -> Tensor:
-        kv = rows.gather(data).permute(2, 0, 3, 1, 4)
+        kv = rows.gather(data, self.dtype).permute(2, 0, 3, 1, 4)
         # Query heads that share a key-value head stand where tokens would: no key is copied for each of them.
         q = queries.view(rows.count, self.kv_heads, -1, self.head_dim)
         if sinks is not None:
@@ -137,18 +144,20 @@ class _SdpaAttention:
             )
         return out.reshape(queries.shape)
 
-    def _attend_long(self, queries: Tensor, data: Tensor, row: LongRow, sinks: Tensor | None) -> Tensor:
-        kv = row.gather(data).permute(1, 2, 0, 3).unsqueeze(1)
+    def _attend_long(
+        self, queries: Tensor, data: Tensor, row: LongRow | PaddedRow, sinks: Tensor | None
+    ) -> Tensor:
+        kv, mask = row.gather(data, self.dtype).permute(1, 2, 0, 3).unsqueeze(1), row.mask
         q = torch.unflatten(queries, 1, (self.heads, self.head_dim)).transpose(0, 1).unsqueeze(0)
         if sinks is not None:
-            out = self._with_sinks(q, kv, row.mask, sinks.unsqueeze(1))
+            out = self._with_sinks(q, kv, mask, sinks.unsqueeze(1))
         else:
             out = functional.scaled_dot_product_attention(
                 q,
                 kv[0],
                 kv[1],
-                attn_mask=row.mask,
-                is_causal=row.mask is None,
+                attn_mask=mask,
+                is_causal=mask is None,
                 scale=self.scale,
                 enable_gqa=True,
             )
@@ -174,7 +183,7 @@ class _SdpaAttention:
 
 
 def _needs_token_layout(facts: Facts) -> Reason | None:
-    if facts["layout"] == "token":
+    if facts["layout"] in {"token", "token_fp8"}:
         return None
     return Reason(
         "layout", f"the attention kernel's cache has layout {facts['layout']}, this writes layout token"
@@ -197,6 +206,7 @@ def _build_attention(facts: Facts) -> _SdpaAttention:
         facts.size("block_size"),
         bool(facts["sinks"]),
         facts.dtype,
+        cache_dtype(facts),
     )
 
 

@@ -7,8 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
-from frizzen.kernels.ops import ATTENTION_PAGED, ROPE
-from frizzen.layers.build import BuildContext, Norm, Normed, NormPlace
+from frizzen.kernels.draft_ops import ATTENTION_DRAFT
+from frizzen.kernels.facts import ShapeValue
+from frizzen.kernels.ops import ATTENTION_PAGED, ROPE, PagedAttentionKernel
+from frizzen.layers.build import BuildContext, Norm, Normed, NormedMap, NormPlace, Sight
 from frizzen.models.config import DecoderConfig
 
 __all__ = ["Attention"]
@@ -17,36 +19,21 @@ __all__ = ["Attention"]
 class Attention:
     """Norm, projections in, rotation with cache write, attention, projection out.
 
-    Unusable until :meth:`allocate_kv` has bound a cache.
+    Unusable until :meth:`allocate_kv` has bound a cache. With a ``sight``, it is a draft layer's.
     """
 
-    def __init__(self, context: BuildContext, config: DecoderConfig, window: int) -> None:
+    def __init__(
+        self, context: BuildContext, config: DecoderConfig, window: int, sight: Sight | None = None
+    ) -> None:
         plan, dtype, layer = context.plan, context.dtype, context.layer
         heads = {"heads": config.num_heads, "kv_heads": config.num_kv_heads, "head_dim": config.head_dim}
-        self._qkv = context.normed_linear(
-            NormPlace("input_norm", config.rms_eps, config.layer_norm),
-            "qkv",
-            "attention.q",
-            "attention.k",
-            "attention.v",
-            bias=config.qkv_bias,
-        )
+        self._qkv = _projection(context, config, sight)
         self._full_norms = _full_norms(context, config) if config.full_qk_norm else ()
         self._clip = config.clip_qkv
         self._q_norm = context.take("attention.q_norm") if config.qk_norm else None
         self._k_norm = context.take("attention.k_norm") if config.qk_norm else None
         self._eps = config.rms_eps
-        self.kernel = plan.resolve(
-            ATTENTION_PAGED,
-            dtype,
-            site="attention",
-            layer=layer,
-            scale=config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale,
-            window=window,
-            block_size=context.block_size,
-            sinks=config.sinks,
-            **heads,
-        )
+        self.kernel = _kernel(context, config, window, sight)
         self._rope_kernel = plan.resolve(
             ROPE,
             dtype,
@@ -69,23 +56,95 @@ class Attention:
         self._rope = self._rope_kernel.prepare(cache, self._q_norm, self._k_norm, self._eps)
         self._attend = self.kernel.prepare(cache, self._sinks)
 
+    @property
+    def norm(self) -> Norm:
+        """The norm before the projection, of draft layers only."""
+        if not isinstance(self._qkv, Normed):
+            raise TypeError("the norm is part of the projection: only a draft layer has it apart")
+        return self._qkv.norm
+
     def kernels(self) -> tuple[object, object, object, object, object] | None:
         """Norm, projection in, rotation, attention, projection out; None if the layer is not just these."""
         if self._full_norms or self._clip or not isinstance(self._qkv, Normed):
             return None
         return self._qkv.norm, self._qkv.linear, self._rope, self._attend, self._out
 
+    def write(
+        self, x: Tensor, residual: Tensor | None, cos: Tensor, sin: Tensor, slots: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """See ``decoder.AttentionLayer``."""
+        qkv, residual = self._qkv(x, residual)
+        return self._store(qkv, cos, sin, slots), residual
+
+    def write_normed(self, x: Tensor, cos: Tensor, sin: Tensor, slots: Tensor) -> Tensor:
+        """As ``write``, of ``x [T, H]`` that is normed already; of draft layers only."""
+        if not isinstance(self._qkv, Normed):
+            raise TypeError("the norm is part of the projection: only a draft layer is without")
+        return self._store(self._qkv.linear(x), cos, sin, slots)
+
+    def read(self, queries: Tensor, state: Any) -> Tensor:
+        """What ``write`` returned -> ``[T, H]``; ``state`` is what the kernel made of the step."""
+        return self._out(self._attend(queries, state))
+
     def forward(
         self, x: Tensor, residual: Tensor | None, cos: Tensor, sin: Tensor, slots: Tensor, state: Any
     ) -> tuple[Tensor, Tensor]:
         """See ``decoder.AttentionLayer``."""
-        qkv, residual = self._qkv(x, residual)
+        queries, residual = self.write(x, residual, cos, sin, slots)
+        return self._out(self._attend(queries, state)), residual
+
+    def _store(self, qkv: Tensor, cos: Tensor, sin: Tensor, slots: Tensor) -> Tensor:
         for place, norm in self._full_norms:
             qkv[:, place] = norm(qkv[:, place], None)
         if self._clip:
             qkv.clamp_(-self._clip, self._clip)
         self._rope(qkv, cos, sin, slots)
-        return self._out(self._attend(qkv, state)), residual
+        return qkv
+
+
+def _projection(context: BuildContext, config: DecoderConfig, sight: Sight | None) -> NormedMap:
+    names, place = (
+        ("attention.q", "attention.k", "attention.v"),
+        NormPlace("input_norm", config.rms_eps, config.layer_norm),
+    )
+    if sight is None:
+        return context.normed_linear(place, "qkv", *names, bias=config.qkv_bias)
+    # What a draft layer stores does not always come through its norm, so the two stay apart.
+    norm = context.norm(place.name, place.name, place.eps, centred=place.centred)
+    return Normed(norm, context.linear("qkv", *names, bias=config.qkv_bias))
+
+
+def _kernel(
+    context: BuildContext, config: DecoderConfig, window: int, sight: Sight | None
+) -> PagedAttentionKernel:
+    facts: dict[str, ShapeValue] = {
+        "heads": config.num_heads,
+        "kv_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "scale": config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale,
+        "window": window,
+        "block_size": context.block_size,
+    }
+    site, layer = "attention", context.layer
+    if sight is None:
+        return context.plan.resolve(
+            ATTENTION_PAGED,
+            context.dtype,
+            site=site,
+            layer=layer,
+            **facts,
+            sinks=config.sinks,
+            kv_dtype=context.kv_dtype,
+        )
+    return context.plan.resolve(
+        ATTENTION_DRAFT,
+        context.dtype,
+        site=site,
+        layer=layer,
+        **facts,
+        causal=sight.causal,
+        first=sight.first,
+    )
 
 
 def _full_norms(context: BuildContext, config: DecoderConfig) -> tuple[tuple[slice, Norm], ...]:

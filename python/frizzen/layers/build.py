@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from frizzen.kernels.fp8_ops import LINEAR_FP8, Fp8LinearKernel
 from frizzen.kernels.ops import (
     LINEAR,
     LINEAR_SILU_MUL,
@@ -20,14 +21,16 @@ from frizzen.kernels.ops import (
     LinearKernel,
 )
 from frizzen.kernels.plan import Op, PlanBuilder
-from frizzen.kernels.torch_ops import embedding
+from frizzen.kernels.torch_ops import embedding, silu_mul
+from frizzen.parallel.config import ParallelConfig
 from frizzen.parallel.streams import NO_STREAMS, Streams
+from frizzen.quantize.fp8 import Fp8Weight
 
 if TYPE_CHECKING:
     # The loader builds models out of layers: at run time, layers know nothing of it.
     from frizzen.loading.checkpoint import Weights
 
-__all__ = ["BuildContext", "Map", "Norm", "NormPlace", "Normed", "NormedMap"]
+__all__ = ["BuildContext", "Map", "Norm", "NormPlace", "Normed", "NormedMap", "Sight"]
 
 Map = Callable[[Tensor], Tensor]
 Norm = Callable[[Tensor, Tensor | None], Tensor]
@@ -60,6 +63,28 @@ class Normed:
 
 
 @dataclass(frozen=True, slots=True)
+class _SiluMulOf:
+    """The first half of a gated network with weights in FP8: the product, then the activation."""
+
+    product: Fp8LinearKernel
+
+    def prepare(self, weight: Fp8Weight, bias: Tensor | None) -> Map:
+        """``weight [2 * I, in]``, the gate's rows first."""
+        product = self.product.prepare(weight, bias)
+        return lambda x: silu_mul(product(x))
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What the tokens of a draft layer see, where it is not simply what came before them."""
+
+    causal: bool = True
+    """Whether a token sees only what came before it; otherwise all tokens of its row."""
+    first: int = 0
+    """Slots at the beginning of a row that nobody sees."""
+
+
+@dataclass(frozen=True, slots=True)
 class BuildContext:
     """Handed down from the model to its layers; parameter names are relative to ``prefix``."""
 
@@ -68,10 +93,13 @@ class BuildContext:
     dtype: torch.dtype
     device: torch.device
     block_size: int
+    kv_dtype: str = "auto"
+    """Of keys and values in the cache, a fact of ``attention.paged``."""
     streams: Streams = NO_STREAMS
     """Of the device; where none are given, layers run everything in the current one."""
     layer: int | None = None
     prefix: str = ""
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
 
     def at_layer(self, layer: int) -> BuildContext:
         """The context of one decoder layer."""
@@ -81,15 +109,21 @@ class BuildContext:
         """Parameters stacked along the first dimension, in the model's dtype if none is given."""
         return self.weights.take(*(self.prefix + name for name in names), dtype=dtype)
 
+    def take_fp8(self, *names: str) -> Fp8Weight | None:
+        """The same in FP8, where all are stored and kept so."""
+        return self.weights.take_fp8(*(self.prefix + name for name in names))
+
     def linear(self, site: str, *names: str, bias: bool) -> Map:
         """One product for all of ``names``: of their ``.weight`` and, with ``bias``, their ``.bias``."""
         kernel, constants = self._linear(LINEAR, site, names, bias, 1)
-        return kernel.prepare(*constants)
+        product: Map = kernel.prepare(*constants)
+        return product
 
     def linear_silu_mul(self, site: str, gate: str, up: str, *, bias: bool) -> Map:
         """``silu(gate(x)) * up(x)``."""
         kernel, constants = self._linear(LINEAR_SILU_MUL, site, (gate, up), bias, 2)
-        return kernel.prepare(*constants)
+        product: Map = kernel.prepare(*constants)
+        return product
 
     def normed_linear(self, norm: NormPlace, site: str, *names: str, bias: bool) -> NormedMap:
         """A norm and :meth:`linear`."""
@@ -116,6 +150,11 @@ class BuildContext:
                 out_features=weight.shape[0],
             )
             return tied.prepare(weight)
+        return embedding(weight), self.head(head, bias=bias)
+
+    def head(self, name: str, *, bias: bool = False) -> Map:
+        """Hidden states to float32 logits."""
+        weight = self.take(name)
         kernel = self.plan.resolve(
             LM_HEAD,
             self.dtype,
@@ -124,7 +163,7 @@ class BuildContext:
             out_features=weight.shape[0],
             bias=bias,
         )
-        return embedding(weight), kernel.prepare(self.take(head), self.take(f"{head}.bias") if bias else None)
+        return kernel.prepare(weight, self.take(f"{name}.bias") if bias else None)
 
     def norm(self, site: str, name: str, eps: float, *, centred: bool = False) -> Norm:
         """An RMS norm; if ``centred``, a layer norm, whose bias is ``{name}.bias``."""
@@ -149,16 +188,19 @@ class BuildContext:
             fold = partial(follower.prepare_normed, weight, place.eps)
         return kernel.prepare(weight, place.eps), fold
 
-    def _normed(
-        self, place: NormPlace, kernel: LinearKernel, constants: tuple[Tensor, Tensor | None]
-    ) -> NormedMap:
+    def _normed(self, place: NormPlace, kernel: Any, constants: tuple[Any, Tensor | None]) -> NormedMap:
         norm, fold = self.norm_before(place, kernel)
         return fold(*constants) if fold else Normed(norm, kernel.prepare(*constants))
 
     def _linear(
         self, op: Op[LinearKernel], site: str, names: tuple[str, ...], bias: bool, halves: int
-    ) -> tuple[LinearKernel, tuple[Tensor, Tensor | None]]:
+    ) -> tuple[Any, tuple[Any, Tensor | None]]:
         """The kernel of a product, and its constants."""
+        kept = self.take_fp8(*(f"{name}.weight" for name in names))
+        if kept is not None:
+            quantised = self._linear_fp8(kept, site, bias)
+            of_kept = quantised if op is LINEAR else _SiluMulOf(quantised)
+            return of_kept, (kept, self.take(*(f"{name}.bias" for name in names)) if bias else None)
         weight = self.take(*(f"{name}.weight" for name in names))
         kernel = self.plan.resolve(
             op,
@@ -170,3 +212,17 @@ class BuildContext:
             bias=bias,
         )
         return kernel, (weight, self.take(*(f"{name}.bias" for name in names)) if bias else None)
+
+    def _linear_fp8(self, weight: Fp8Weight, site: str, bias: bool) -> Fp8LinearKernel:
+        size_out, size_in = weight.data.shape
+        return self.plan.resolve(
+            LINEAR_FP8,
+            self.dtype,
+            site=site,
+            layer=self.layer,
+            in_features=size_in,
+            out_features=size_out,
+            bias=bias,
+            block_rows=weight.rows,
+            block_columns=weight.columns,
+        )

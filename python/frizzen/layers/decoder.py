@@ -27,6 +27,11 @@ class AttentionLayer(Protocol):
     def kernels(self) -> tuple[object, object, object, object, object] | None:
         """Norm, projection in, rotation, attention, projection out; None if the layer is not just these."""
 
+    def write(
+        self, x: Tensor, residual: Tensor | None, cos: Tensor, sin: Tensor, slots: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The first part of ``forward``, which stores keys and values; returns queries and residual."""
+
     def forward(
         self, x: Tensor, residual: Tensor | None, cos: Tensor, sin: Tensor, slots: Tensor, state: Any
     ) -> tuple[Tensor, Tensor]:

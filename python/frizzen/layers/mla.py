@@ -7,8 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from frizzen.kernels.mla_ops import ATTENTION_MLA, ROPE_MLA, LatentAttend, LatentRope
-from frizzen.layers.build import BuildContext, Map, NormPlace
+from frizzen.errors import UnsupportedModelError
+from frizzen.kernels.draft_ops import ATTENTION_DRAFT_MLA
+from frizzen.kernels.facts import ShapeValue
+from frizzen.kernels.mla_ops import ATTENTION_MLA, ROPE_MLA, LatentAttend, LatentAttentionKernel, LatentRope
+from frizzen.layers.build import BuildContext, Map, NormPlace, Sight
 from frizzen.models.config import DecoderConfig, MlaConfig
 
 __all__ = ["LatentAttention"]
@@ -20,10 +23,16 @@ _NORM_EPS = 1e-6
 class LatentAttention:
     """Norm, projections to latent vectors, norm and rotation with cache write, attention, projection out.
 
-    Unusable until :meth:`allocate_kv` has bound a cache.
+    Unusable until :meth:`allocate_kv` has bound a cache. With a ``sight``, it is a draft layer's.
     """
 
-    def __init__(self, context: BuildContext, config: DecoderConfig, mla: MlaConfig) -> None:
+    def __init__(
+        self, context: BuildContext, config: DecoderConfig, mla: MlaConfig, sight: Sight | None = None
+    ) -> None:
+        if context.kv_dtype != "auto":
+            raise UnsupportedModelError(
+                f"kv_cache_dtype is {context.kv_dtype}, latent attention has a cache of auto only"
+            )
         sizes = {"heads": config.num_heads, "nope_dim": mla.nope_dim, "rope_dim": mla.rope_dim}
         latent_dim = mla.latent_dim
         query_width = config.num_heads * (mla.nope_dim + mla.rope_dim)
@@ -43,17 +52,7 @@ class LatentAttention:
             )
         self._kv_norm = context.take("attention.kv_norm")
         self._expansion = context.take("attention.kv_b.weight")
-        self.kernel = context.plan.resolve(
-            ATTENTION_MLA,
-            context.dtype,
-            site="attention",
-            layer=context.layer,
-            value_dim=mla.value_dim,
-            latent_dim=latent_dim,
-            scale=mla.scale,
-            block_size=context.block_size,
-            **sizes,
-        )
+        self.kernel = _kernel(context, config, mla, sight)
         self._rope_kernel = context.plan.resolve(
             ROPE_MLA,
             context.dtype,
@@ -77,8 +76,8 @@ class LatentAttention:
         """None: nothing runs such a layer in one call."""
         return None
 
-    def forward(
-        self, x: Tensor, residual: Tensor | None, cos: Tensor, sin: Tensor, slots: Tensor, state: Any
+    def write(
+        self, x: Tensor, residual: Tensor | None, cos: Tensor, sin: Tensor, slots: Tensor
     ) -> tuple[Tensor, Tensor]:
         """See ``decoder.AttentionLayer``."""
         latents, residual = self._down(x, residual)
@@ -86,7 +85,34 @@ class LatentAttention:
         if self._query is not None:
             q = self._query(q)
         self._rope(q, kv, cos, sin, slots)
-        return self._out(self._attend(q, state)), residual
+        return q, residual
+
+    def forward(
+        self, x: Tensor, residual: Tensor | None, cos: Tensor, sin: Tensor, slots: Tensor, state: Any
+    ) -> tuple[Tensor, Tensor]:
+        """See ``decoder.AttentionLayer``."""
+        queries, residual = self.write(x, residual, cos, sin, slots)
+        return self._out(self._attend(queries, state)), residual
+
+
+def _kernel(
+    context: BuildContext, config: DecoderConfig, mla: MlaConfig, sight: Sight | None
+) -> LatentAttentionKernel:
+    facts: dict[str, ShapeValue] = {
+        "heads": config.num_heads,
+        "nope_dim": mla.nope_dim,
+        "rope_dim": mla.rope_dim,
+        "value_dim": mla.value_dim,
+        "latent_dim": mla.latent_dim,
+        "scale": mla.scale,
+        "block_size": context.block_size,
+    }
+    site, layer = "attention", context.layer
+    if sight is None:
+        return context.plan.resolve(ATTENTION_MLA, context.dtype, site=site, layer=layer, **facts)
+    return context.plan.resolve(
+        ATTENTION_DRAFT_MLA, context.dtype, site=site, layer=layer, **facts, first=sight.first
+    )
 
 
 def _without_cache(*_: Any) -> Any:

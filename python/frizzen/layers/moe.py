@@ -13,12 +13,15 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from frizzen.kernels.facts import ShapeValue
+from frizzen.kernels.fp8_ops import MOE_EXPERTS_FP8
 from frizzen.kernels.moe_ops import MOE_EXPERTS, MOE_ROUTE, Experts, Route
 from frizzen.kernels.sparsemixer import MOE_ROUTE_SPARSEMIXER
 from frizzen.layers.build import BuildContext, Norm, NormPlace
 from frizzen.layers.mlp import GatedMlp
 from frizzen.models.config import MoeConfig
 from frizzen.parallel.streams import SHARED_EXPERTS
+from frizzen.quantize.fp8 import Fp8Weight
 
 __all__ = ["Dispatched", "Exchange", "ExpertLoad", "LocalExchange", "MoeLayer", "SharedExperts"]
 
@@ -218,27 +221,56 @@ def _router(context: BuildContext, config: MoeConfig, place: NormPlace) -> Norme
 
 def _experts(context: BuildContext, config: MoeConfig) -> Experts:
     """The weights are read straight into their stacks, whose rows are the parameters one below the other."""
-    count, inner = config.num_experts, config.intermediate_size
+    count = config.num_experts
+
+    def names(kind: str, *parts: str) -> tuple[str, ...]:
+        return tuple(f"experts.{expert}.{part}.{kind}" for expert in range(count) for part in parts)
 
     def stack(kind: str, *parts: str) -> Tensor:
-        names = (f"experts.{expert}.{part}.{kind}" for expert in range(count) for part in parts)
-        return torch.unflatten(context.take(*names), 0, (count, -1))
+        return torch.unflatten(context.take(*names(kind, *parts)), 0, (count, -1))
 
-    w13, w2 = stack("weight", "gate", "up"), stack("weight", "down")
+    kept = [context.take_fp8(*names("weight", *parts)) for parts in (("gate", "up"), ("down",))]
+    facts: dict[str, ShapeValue] = {
+        "intermediate": config.intermediate_size,
+        "experts": count,
+        "top_k": config.top_k,
+        "bias": config.expert_bias,
+        "clamp": config.clamp,
+        "alpha": config.alpha,
+        "beta": config.beta,
+    }
+    biases: tuple[Tensor | None, Tensor | None] = (None, None)
+    if config.expert_bias:
+        biases = stack("bias", "gate", "up"), stack("bias", "down")
+    if (pair := _alike(kept)) is not None:
+        w13, w2 = (weight.unflatten(count) for weight in pair)
+        quantised = context.plan.resolve(
+            MOE_EXPERTS_FP8,
+            context.dtype,
+            site="experts",
+            layer=context.layer,
+            hidden=w2.data.shape[1],
+            block_rows=w2.rows,
+            block_columns=w2.columns,
+            **facts,
+        )
+        return quantised.prepare(w13, w2, *biases)
+    plain13, plain2 = stack("weight", "gate", "up"), stack("weight", "down")
     kernel = context.plan.resolve(
         MOE_EXPERTS,
         context.dtype,
         site="experts",
         layer=context.layer,
-        hidden=w2.shape[1],
-        intermediate=inner,
-        experts=count,
-        top_k=config.top_k,
-        bias=config.expert_bias,
-        clamp=config.clamp,
-        alpha=config.alpha,
-        beta=config.beta,
+        hidden=plain2.shape[1],
+        **facts,
     )
-    if not config.expert_bias:
-        return kernel.prepare(w13, w2, None, None)
-    return kernel.prepare(w13, w2, stack("bias", "gate", "up"), stack("bias", "down"))
+    return kernel.prepare(plain13, plain2, *biases)
+
+
+def _alike(kept: list[Fp8Weight | None]) -> list[Fp8Weight] | None:
+    """The weights with blocks of one size; None if one is not in FP8 or the blocks cannot be made equal."""
+    found = [weight for weight in kept if weight is not None]
+    if len(found) < len(kept) or len({weight.columns for weight in found}) > 1:
+        return None
+    rows = min(weight.rows for weight in found)
+    return [weight.with_rows(rows) for weight in found]

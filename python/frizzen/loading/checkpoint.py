@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from frizzen.errors import CheckpointError, ShapeMismatch
+from frizzen.quantize.fp8 import FP8, Fp8Weight
 
 __all__ = ["Checkpoint", "Parameter", "Progress", "Source", "Stored", "Weights"]
 
@@ -35,6 +36,8 @@ class Stored:
     """A view of it."""
     packed: bool = False
     """Its bytes (uint8) stand for something else, as in MXFP4; otherwise it holds floating-point numbers."""
+    integers: bool = False
+    """It holds whole numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +91,12 @@ class Checkpoint(Protocol):
     def read(self, parameter: Parameter, out: Tensor) -> None:
         """Converts one tensor into ``out``, which has its shape."""
 
+    def fp8_block(self, parameter: Parameter) -> tuple[int, int] | None:
+        """Rows and columns that share a scale, as in ``Fp8Weight``; None if it is not stored in FP8."""
+
+    def read_fp8(self, parameter: Parameter, data: Tensor, scale: Tensor) -> None:
+        """Copies numbers ``[N, K]`` and scales of one row, or of the rows of :meth:`fp8_block`, each."""
+
     def close(self) -> None:
         """Gives the file mappings back."""
 
@@ -108,8 +117,10 @@ class Weights:
         *,
         ignored: Sequence[str] = (),
         progress: Progress | None = None,
+        keep_fp8: bool = False,
     ) -> None:
         self._checkpoint = checkpoint
+        self._keep_fp8 = keep_fp8
         self._dtype = dtype
         self._device = device
         self._progress = progress
@@ -137,15 +148,48 @@ class Weights:
             return out
         for part, place in zip(parts, torch.split(out, rows), strict=True):
             self._checkpoint.read(part, place)
-            self._done += prod(part.shape)
-            if self._progress is not None:
-                self._progress(self._done, self._total)
+            self._count(part)
         return out
 
-    def _account(self, name: str, tensor: Tensor) -> None:
+    def take_fp8(self, *names: str) -> Fp8Weight | None:
+        """The same as they are stored, in FP8; None if one is not, or if FP8 is not to be kept.
+
+        Where blocks would not begin with a parameter, every row gets its own scales.
+        """
+        parts = [self._parameters[name] for name in names]
+        found = [self._checkpoint.fp8_block(part) for part in parts] if self._keep_fp8 else [None]
+        blocks = {block for block in found if block is not None}
+        columns = {block[1] for block in blocks}
+        if None in found or len(columns) != 1:
+            return None
+        sizes = [part.shape[0] for part in parts]
+        (width,), rows = columns, min(block[0] for block in blocks)
+        if len(blocks) > 1 or any(size % rows for size in sizes[:-1]):
+            rows = 1
+        size_in = parts[0].shape[1]
+        groups = [-(-size // rows) for size in sizes]
+        data = torch.empty(sum(sizes), size_in, dtype=FP8, device=self._device)
+        scale = torch.empty(
+            sum(groups), -(-size_in // width) if width else 1, dtype=torch.float32, device=self._device
+        )
+        self._account(names[0], data, scale)
+        if data.is_meta:
+            return Fp8Weight(data, scale, rows, width)
+        places = zip(parts, torch.split(data, sizes), torch.split(scale, groups), strict=True)
+        for part, data_at, scale_at in places:
+            self._checkpoint.read_fp8(part, data_at, scale_at)
+            self._count(part)
+        return Fp8Weight(data, scale, rows, width)
+
+    def _count(self, part: Parameter) -> None:
+        self._done += prod(part.shape)
+        if self._progress is not None:
+            self._progress(self._done, self._total)
+
+    def _account(self, name: str, *tensors: Tensor) -> None:
         owner = re.sub(r"^layers\.\d+\.", "", name).split(".")[0]
         owner = "norms" if owner.endswith("norm") else owner.removesuffix("_gate")
-        size = tensor.numel() * tensor.element_size()
+        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         self.bytes_by_owner[owner] = self.bytes_by_owner.get(owner, 0) + size
 
 

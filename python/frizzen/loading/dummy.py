@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -9,11 +10,15 @@ import torch
 from torch import Tensor
 
 from frizzen.loading.checkpoint import Parameter, Stored
+from frizzen.quantize.fp8 import Fp8Scheme
 
 __all__ = ["DummyCheckpoint"]
 
+DEVIATION = 0.02
+"""Standard deviation of matrices."""
 PERIOD = 4_194_301
 """Numbers that are drawn. A prime: rows of a matrix, whatever their length, begin at different places."""
+_LINEAR = re.compile(r"\.(attention|mlp|experts|shared)\..*\.weight$")
 
 
 class DummyCheckpoint:
@@ -24,9 +29,10 @@ class DummyCheckpoint:
     gives the same weights on every device.
     """
 
-    def __init__(self, path: Path, seed: int) -> None:
+    def __init__(self, path: Path, seed: int, fp8: Fp8Scheme | None = None) -> None:
         self._path = path
-        self._drawn = torch.empty(PERIOD).normal_(0, 0.02, generator=torch.Generator().manual_seed(seed))
+        self._fp8 = fp8
+        self._drawn = torch.empty(PERIOD).normal_(0, DEVIATION, generator=torch.Generator().manual_seed(seed))
         self._copies: dict[tuple[torch.device, torch.dtype], Tensor] = {}
         self._place = 0
 
@@ -48,15 +54,30 @@ class DummyCheckpoint:
         if out.dim() == 1:
             out.fill_(1.0 if "norm" in parameter.name else 0.0)
             return
+        self._fill(out, 1.0)
+
+    def _fill(self, out: Tensor, factor: float) -> None:
+        """Takes the next numbers, times ``factor``, which is one for all tensors of a type."""
         kind = out.device, out.dtype
         if kind not in self._copies:
-            self._copies[kind] = self._drawn.to(*kind)
+            self._copies[kind] = (self._drawn * factor).to(*kind)
         values = self._copies[kind]
         flat, done = out.view(-1), 0
         while done < len(flat):
             count = min(PERIOD - self._place, len(flat) - done)
             flat[done : done + count] = values[self._place : self._place + count]
             done, self._place = done + count, (self._place + count) % PERIOD
+
+    def fp8_block(self, parameter: Parameter) -> tuple[int, int] | None:
+        """The layers' products are in FP8 where the configuration says so; routers and gates are not."""
+        if self._fp8 is None or not _LINEAR.search(parameter.name):
+            return None
+        return self._fp8.block or (1, 0)
+
+    def read_fp8(self, parameter: Parameter, data: Tensor, scale: Tensor) -> None:
+        """Fills ``data`` with normal values and ``scale`` so that they are as small as those of ``read``."""
+        self._fill(data, 1 / DEVIATION)
+        scale.fill_(DEVIATION)
 
     def close(self) -> None:
         """Nothing to give back."""

@@ -170,6 +170,14 @@ class GgufCheckpoint:
                 f"{self._path}: {parameter.gguf} is stored as {type_name(tensor.kind)}, which nothing unpacks"
             ) from error
 
+    def fp8_block(self, parameter: Parameter) -> tuple[int, int] | None:
+        """None: GGUF has no such type."""
+        return None
+
+    def read_fp8(self, parameter: Parameter, data: Tensor, scale: Tensor) -> None:
+        """Never called, as ``fp8_block`` is None."""
+        raise LoadError(f"{self.path}: {parameter.name} is not stored in FP8")
+
     def close(self) -> None:
         """Unmaps the file."""
         # A view that an exception's traceback still holds keeps the mapping; it then goes with the traceback.

@@ -9,7 +9,7 @@ import ctypes
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -27,10 +27,24 @@ from frizzen.loading.safetensors import SafetensorsCheckpoint
 from frizzen.models.base import CausalLM, Family
 from frizzen.models.config import DecoderConfig
 from frizzen.models.families import family_of_gguf, family_of_hf
+from frizzen.models.pooling import PoolingModel
+from frizzen.parallel.config import ParallelConfig
 from frizzen.parallel.streams import Streams
 
-__all__ = ["LoadRequest", "Rehearsed", "load_model", "rehearse_model", "return_free_memory"]
+__all__ = [
+    "LoadRequest",
+    "OpenModel",
+    "Rehearsed",
+    "choose_dtype",
+    "detect_format",
+    "ignored_tensors",
+    "load_model",
+    "open_model",
+    "rehearse_model",
+    "return_free_memory",
+]
 
+_FP8_WEIGHTS = ("auto", "kept", "expanded")
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -50,8 +64,18 @@ class LoadRequest:
     """Tokens per KV block."""
     seed: int = 0
     """Seeds dummy weights."""
+    pools: bool = False
+    """Return vectors instead of generating."""
+    pooler_config: str | None = None
+    """How, in JSON; see ``PoolingConfig.overridden``."""
+    kv_cache_dtype: str = "auto"
+    """``auto``, which is ``dtype``, or ``fp8_e4m3``."""
+    fp8_weights: str = "auto"
+    """``kept`` as they are stored, ``expanded`` to ``dtype``, or ``auto``: kept on a GPU."""
     progress: Progress | None = None
     """Called with (parameters read, parameters in total)."""
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    """How the model is spread over devices."""
 
 
 @contextmanager
@@ -70,7 +94,8 @@ def _without_collection() -> Iterator[None]:
 class Rehearsed:
     """What is known of a model without reading it."""
 
-    config: DecoderConfig
+    max_model_len: int
+    """Longest context, in tokens, that it could serve."""
     weights: dict[str, int]
     """Bytes of the parameters by owner, in the dtype they are kept in."""
     kv_bytes_per_token: int
@@ -78,7 +103,9 @@ class Rehearsed:
 
 
 @dataclass(frozen=True, slots=True)
-class _Source:
+class OpenModel:
+    """An open checkpoint and what it holds; whoever opened it closes it."""
+
     family: Family
     config: DecoderConfig
     checkpoint: Checkpoint
@@ -86,7 +113,7 @@ class _Source:
 
 @torch.inference_mode()
 @_without_collection()
-def load_model(request: LoadRequest, plan: PlanBuilder) -> CausalLM:
+def load_model(request: LoadRequest, plan: PlanBuilder) -> CausalLM | PoolingModel:
     """Builds the model; ``plan`` chooses its kernels and keeps the record.
 
     Raises:
@@ -114,38 +141,78 @@ def rehearse_model(request: LoadRequest, plan: PlanBuilder) -> Rehearsed:
         The errors of :func:`load_model`.
     """
     model, weights = _build(request, plan, torch.device("meta"))
-    return Rehearsed(model.config, dict(weights.bytes_by_owner), model.kv_bytes_per_token())
+    return Rehearsed(model.max_model_len, dict(weights.bytes_by_owner), model.kv_bytes_per_token())
 
 
-def _build(request: LoadRequest, plan: PlanBuilder, device: torch.device) -> tuple[CausalLM, Weights]:
-    dtype = _choose_dtype(request.dtype, plan)
-    source = _open(request, catalog.resolve(request.model))
+def _build(
+    request: LoadRequest, plan: PlanBuilder, device: torch.device
+) -> tuple[CausalLM | PoolingModel, Weights]:
+    if request.pools:
+        # Here, since it builds on this module.
+        from frizzen.loading.pooling import build_pooling_model
+
+        return build_pooling_model(request, plan, device)
+    dtype = choose_dtype(request.dtype, plan)
+    source = open_model(request)
     try:
         weights = Weights(
             source.checkpoint,
             source.family.parameters(source.config),
             dtype,
             device,
-            ignored=_ignored(source),
+            ignored=ignored_tensors(source.family, source.config),
             progress=request.progress,
+            keep_fp8=_keeps_fp8(request, source, plan),
         )
         streams = Streams(device)
-        context = BuildContext(weights, plan, dtype, device, request.block_size, streams=streams)
+        context = BuildContext(
+            weights,
+            plan,
+            dtype,
+            device,
+            request.block_size,
+            request.kv_cache_dtype,
+            streams,
+            parallel=request.parallel,
+        )
         return source.family.build(source.config, context), weights
     finally:
         source.checkpoint.close()
 
 
-def _ignored(source: _Source) -> tuple[str, ...]:
+def _keeps_fp8(request: LoadRequest, source: OpenModel, plan: PlanBuilder) -> bool:
+    if source.config.fp8 is None:
+        return False
+    if request.fp8_weights not in _FP8_WEIGHTS:
+        raise LoadError(f"fp8_weights is {request.fp8_weights!r}, expected {' or '.join(_FP8_WEIGHTS)}")
+    kind, reason = request.fp8_weights, "it was asked for"
+    if kind == "auto":
+        on_gpu = plan.machine.device != "cpu"
+        kind = "kept" if on_gpu else "expanded"
+        reason = "a step reads half the bytes" if on_gpu else "the cpu has no arithmetic for them"
+    plan.decide("fp8_weights", kind, reason)
+    return kind == "kept"
+
+
+def ignored_tensors(family: Family, config: DecoderConfig) -> tuple[str, ...]:
     """Patterns of tensors that a checkpoint may hold and the model does not use."""
-    config, patterns = source.config, list(source.family.ignored)
+    patterns = list(family.ignored)
+    if config.fp8:
+        # Fixed scales of activations: theirs are taken from what they hold, which is never less exact.
+        patterns.append(r"\.input_scale$")
     if config.tied:
         patterns.append(r"^lm_head\.weight$")
     extra = range(config.num_layers, config.num_layers + config.extra_layers)
     return (*patterns, *(rf"^model\.layers\.{layer}\." for layer in extra))
 
 
-def _choose_dtype(name: str, plan: PlanBuilder) -> torch.dtype:
+def open_model(request: LoadRequest) -> OpenModel:
+    """Opens the checkpoint that ``request`` names and reads its configuration; raises as ``load_model``."""
+    return _open(request, catalog.resolve(request.model))
+
+
+def choose_dtype(name: str, plan: PlanBuilder) -> torch.dtype:
+    """The dtype that a name stands for, as a decision of the plan."""
     if name == "auto":
         dtype, reason = default_dtype(plan.machine)
     elif name in _DTYPES:
@@ -156,19 +223,20 @@ def _choose_dtype(name: str, plan: PlanBuilder) -> torch.dtype:
     return dtype
 
 
-def _open(request: LoadRequest, path: Path) -> _Source:
-    openers: dict[str, Callable[[], _Source]] = {
+def _open(request: LoadRequest, path: Path) -> OpenModel:
+    openers: dict[str, Callable[[], OpenModel]] = {
         "gguf": lambda: _open_gguf(path),
         "safetensors": lambda: _open_hf(path),
         "dummy": lambda: _open_dummy(path, request.seed),
     }
-    name = _detect_format(path) if request.load_format == "auto" else request.load_format
+    name = detect_format(path) if request.load_format == "auto" else request.load_format
     if name not in openers:
         raise LoadError(f"load_format is {name!r}, expected auto, {', '.join(openers)}")
     return openers[name]()
 
 
-def _detect_format(path: Path) -> str:
+def detect_format(path: Path) -> str:
+    """``gguf`` or ``safetensors``, by what is there."""
     if path.is_file():
         return "gguf" if path.suffix == ".gguf" else "safetensors"
     if any(path.glob("*.safetensors")):
@@ -180,7 +248,7 @@ def _detect_format(path: Path) -> str:
     raise LoadError(f"{path} holds neither *.safetensors nor *.gguf{hint}")
 
 
-def _open_gguf(path: Path) -> _Source:
+def _open_gguf(path: Path) -> OpenModel:
     if path.is_dir():
         files = sorted(path.glob("*.gguf"))
         if len(files) != 1:
@@ -192,25 +260,28 @@ def _open_gguf(path: Path) -> _Source:
         if (parts := meta.values.get("split.count", 1)) != 1:
             raise LoadError(f"{path} is one of {parts} parts of a split GGUF: merge them into one file")
         family = family_of_gguf(meta)
-        return _Source(family, family.from_gguf(meta, "output.weight" not in checkpoint.shapes()), checkpoint)
+        return OpenModel(
+            family, family.from_gguf(meta, "output.weight" not in checkpoint.shapes()), checkpoint
+        )
     except BaseException:
         checkpoint.close()
         raise
 
 
-def _open_hf(path: Path) -> _Source:
+def _open_hf(path: Path) -> OpenModel:
     if path.is_file():
         raise LoadError(f"{path} is a single file: name the directory that has its config.json")
     raw = HfConfig.read(path / "config.json")
     family = family_of_hf(raw)
     config = family.from_hf(raw)
-    return _Source(family, config, SafetensorsCheckpoint(path))
+    return OpenModel(family, config, SafetensorsCheckpoint(path, config.fp8))
 
 
-def _open_dummy(path: Path, seed: int) -> _Source:
+def _open_dummy(path: Path, seed: int) -> OpenModel:
     raw = HfConfig.read(path / "config.json" if path.is_dir() else path)
     family = family_of_hf(raw)
-    return _Source(family, family.from_hf(raw), DummyCheckpoint(path, seed))
+    config = family.from_hf(raw)
+    return OpenModel(family, config, DummyCheckpoint(path, seed, config.fp8))
 
 
 def return_free_memory() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import mmap
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -20,13 +20,18 @@ import torch
 from torch import Tensor
 
 from frizzen.errors import CorruptFileError, LoadError, UnsupportedModelError
-from frizzen.loading.checkpoint import Parameter, Stored
+from frizzen.loading.checkpoint import Parameter, Source, Stored
+from frizzen.quantize.fp8 import FP8, Fp8Scheme, Fp8Weight
 
 __all__ = ["SafetensorsCheckpoint"]
 
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _PACKED = {"U8": torch.uint8}
-_SIZED = _DTYPES | _PACKED
+_INTEGERS = {"I64": torch.int64, "I32": torch.int32}
+_FP8 = "F8_E4M3"
+_SIZED = _DTYPES | _PACKED | _INTEGERS | {_FP8: FP8}
+_SCALES = ("_scale_inv", "_scale")
+"""What the names of scales add to those of their tensors; both are factors."""
 _MAX_HEADER = 100 << 20
 INDEX = "model.safetensors.index.json"
 
@@ -41,17 +46,25 @@ class _Entry:
 
 
 class SafetensorsCheckpoint:
-    """A directory with ``model.safetensors``, or with shards that ``model.safetensors.index.json`` lists."""
+    """A directory with ``model.safetensors``, or with shards that ``model.safetensors.index.json`` lists.
 
-    def __init__(self, directory: Path) -> None:
+    ``fp8`` says how tensors in that format are scaled, and None refuses them; ``rename`` gives the name under
+    which a stored tensor is known.
+    """
+
+    def __init__(
+        self, directory: Path, fp8: Fp8Scheme | None = None, rename: Callable[[str], str] = str
+    ) -> None:
         self._path = directory
+        self._fp8 = fp8
         self._files: list[_File] = []
         self._entries: dict[str, _Entry] = {}
         try:
             for path in _shards(directory):
                 file = _File(path)
                 self._files.append(file)
-                for name, entry in file.entries().items():
+                for stored, entry in file.entries().items():
+                    name = rename(stored)
                     if name in self._entries:
                         raise LoadError(
                             f"{path} and {self._entries[name].file.path} both hold the tensor {name}"
@@ -67,9 +80,11 @@ class SafetensorsCheckpoint:
         return self._path
 
     def stored(self, parameter: Parameter) -> tuple[Stored, ...]:
-        """The tensors that hold a parameter, by their Hugging Face names."""
+        """The tensors that hold a parameter, and the scales of those in FP8, by their Hugging Face names."""
         source = parameter.hf_source(self._entries)
-        return () if source is None else source.tensors
+        if source is None:
+            return ()
+        return (*source.tensors, *(self._scale(entry) for entry in source.tensors if self._in_fp8(entry)))
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Shapes of all shards."""
@@ -81,16 +96,80 @@ class SafetensorsCheckpoint:
         Raises:
             UnsupportedModelError: the tensor is stored in a quantised or integer type.
         """
-        source = parameter.hf_source(self._entries)
-        if source is None:
-            raise LoadError(f"{self._path} cannot hold {parameter.name}: it has no name in this format")
+        source = self._source(parameter)
         parts = [stored.part(self._tensor(stored)) for stored in source.tensors]
         out.copy_(
             parts[0] if source.value is None else source.value(*(part.to(out.device) for part in parts))
         )
 
+    def fp8_block(self, parameter: Parameter) -> tuple[int, int] | None:
+        """Rows and columns that share a scale; one row each where the parameter's rows are rearranged."""
+        source = parameter.hf_source(self._entries)
+        if source is None or len(source.tensors) != 1 or not self._in_fp8(source.tensors[0]):
+            return None
+        (stored,) = source.tensors
+        rows, columns = self._scale_shapes(stored.shape)[self._scale(stored).shape]
+        as_stored = source.value is None and parameter.shape == stored.shape
+        return rows if as_stored else 1, columns
+
+    def read_fp8(self, parameter: Parameter, data: Tensor, scale: Tensor) -> None:
+        """Copies numbers and scales as they are; rearranges the rows of both alike."""
+        source = self._source(parameter)
+        (stored,) = source.tensors
+        weight = self._fp8_weight(stored)
+        if len(scale) != len(weight.scale):
+            weight = weight.with_rows(1)
+        # As bytes: few functions of torch know the type.
+        numbers, factors = stored.part(weight.data.view(torch.uint8)), weight.scale
+        if len(scale) == len(data):
+            factors = stored.part(factors)
+        if source.value is not None:
+            numbers, factors = source.value(numbers), source.value(factors)
+        data.copy_(numbers.view(FP8))
+        scale.copy_(factors)
+
+    def _source(self, parameter: Parameter) -> Source:
+        source = parameter.hf_source(self._entries)
+        if source is None:
+            raise LoadError(f"{self._path} cannot hold {parameter.name}: it has no name in this format")
+        return source
+
+    def _in_fp8(self, stored: Stored) -> bool:
+        entry = self._entries.get(stored.name)
+        return self._fp8 is not None and entry is not None and entry.dtype == _FP8
+
+    def _scale(self, stored: Stored) -> Stored:
+        """The scales of a tensor in FP8, with the shape that is there if it is one that they may have."""
+        names = [stored.name + ending for ending in _SCALES]
+        name = next((name for name in names if name in self._entries), names[0])
+        found = self._entries[name].shape if name in self._entries else None
+        shapes = self._scale_shapes(stored.shape)
+        return Stored(name, found if found is not None and found in shapes else next(iter(shapes)))
+
+    def _scale_shapes(self, shape: tuple[int, ...]) -> dict[tuple[int, ...], tuple[int, int]]:
+        """Shapes that scales may have, and the rows and columns of a block: 0 columns are all."""
+        if self._fp8 is not None and self._fp8.block is not None and len(shape) == 2:
+            rows, columns = self._fp8.block
+            return {(-(-shape[0] // rows), -(-shape[1] // columns)): (rows, columns)}
+        return {(shape[0], 1): (1, 0), (shape[0],): (1, 0), (1,): (1, 0), (): (1, 0)}
+
+    def _fp8_weight(self, stored: Stored) -> Fp8Weight:
+        entry, scale = self._entries[stored.name], self._scale(stored)
+        if len(entry.shape) != 2:
+            raise UnsupportedModelError(
+                f"{entry.file.path}: {stored.name} has {len(entry.shape)} dimensions in FP8, expected 2"
+            )
+        rows, columns = self._scale_shapes(stored.shape)[scale.shape]
+        factors = self._tensor(scale).float()
+        if not columns:
+            factors = factors.reshape(-1, 1).expand(entry.shape[0], 1)
+        return Fp8Weight(entry.file.tensor(entry, FP8), factors, rows, columns)
+
     def _tensor(self, stored: Stored) -> Tensor:
-        entry, dtypes = self._entries[stored.name], _PACKED if stored.packed else _DTYPES
+        if self._in_fp8(stored):
+            return self._fp8_weight(stored).expand(torch.float32)
+        entry = self._entries[stored.name]
+        dtypes = _PACKED if stored.packed else _INTEGERS if stored.integers else _DTYPES
         if entry.dtype not in dtypes:
             raise UnsupportedModelError(
                 f"{entry.file.path}: {stored.name} is stored as {entry.dtype}, "

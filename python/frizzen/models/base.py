@@ -65,6 +65,11 @@ class CausalLM:
         order = {id(kernel): index for index, kernel in enumerate(self._kernels)}
         self._schedule = tuple((layer, order[id(layer.attention.kernel)]) for layer in self._layers)
 
+    @property
+    def max_model_len(self) -> int:
+        """Longest context, in tokens, that it can serve."""
+        return self.config.max_model_len
+
     def kv_bytes_per_token(self) -> int:
         """KV cache bytes per token, all layers."""
         return sum(layer.attention.kernel.bytes_per_token() for layer in self._layers)
@@ -114,6 +119,39 @@ class CausalLM:
         for layer, kernel in self._schedule:
             x, residual = layer.forward(x, residual, cos, sin, step, states[kernel])
         return self._norm(x, residual)
+
+    @torch.inference_mode()
+    def forward_tapped(
+        self, input_ids: Tensor, step: StepContext, layers: Sequence[int]
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """As :meth:`forward`, and the residual stream as it enters some layers, for drafters.
+
+        Layer by layer: whatever runs them as one call steps aside.
+
+        Args:
+            input_ids: ``[T]`` int64.
+            step: where the tokens stand.
+            layers: which, each from 0 to the number of layers, which stands for what leaves the last one.
+
+        Returns:
+            ``[T, H]`` hidden states after the final norm, and ``[T, H]`` for each of ``layers`` in order.
+        """
+        x, residual = self._embed(input_ids), None
+        cos, sin = self._rotary.angles(step.positions)
+        states = [kernel.begin(step) for kernel in self._kernels]
+        tapped: dict[int, Tensor] = {}
+        for index, (layer, kernel) in enumerate(self._schedule):
+            if index in layers:
+                tapped[index] = x.clone() if residual is None else residual + x
+            x, residual = layer.forward(x, residual, cos, sin, step, states[kernel])
+        if len(self._layers) in layers:
+            tapped[len(self._layers)] = x.clone() if residual is None else residual + x
+        return self._norm(x, residual), tuple(tapped[layer] for layer in layers)
+
+    @torch.inference_mode()
+    def embed(self, input_ids: Tensor) -> Tensor:
+        """Token ids int64 ``[T]`` -> ``[T, H]``, a fresh tensor: what enters the first layer."""
+        return self._embed(input_ids)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from frizzen.errors import UnsupportedModelError
+from frizzen.quantize.fp8 import Fp8Scheme
 
 __all__ = ["DecoderConfig", "MlaConfig", "MoeConfig", "RopeConfig", "check_layers"]
 
@@ -200,6 +201,8 @@ class DecoderConfig:
     mla: MlaConfig | None = None
     extra_layers: int = 0
     """Layers that checkpoints hold after the last one, for predicting further tokens; they are not read."""
+    fp8: Fp8Scheme | None = None
+    """How the checkpoint stores linear layers; None if they are plain numbers."""
     eos_token_ids: tuple[int, ...] = ()
 
     @property

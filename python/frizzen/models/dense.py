@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from frizzen.layers.attention import Attention
-from frizzen.layers.build import BuildContext, Map, NormPlace
+from frizzen.layers.build import BuildContext, Map, NormPlace, Sight
 from frizzen.layers.decoder import AttentionLayer, DecoderLayer, FeedForward
 from frizzen.layers.mla import LatentAttention
 from frizzen.layers.mlp import Mlp
@@ -22,10 +22,11 @@ from frizzen.layers.rotary import Rotary
 from frizzen.loading.checkpoint import Parameter, Source, Stored
 from frizzen.loading.gguf import GgufMetadata
 from frizzen.loading.hf_config import HfConfig
+from frizzen.loading.quantization import fp8_scheme
 from frizzen.models.base import CausalLM
 from frizzen.models.config import DecoderConfig, RopeConfig, check_layers
 
-__all__ = ["IGNORED", "build", "from_gguf", "from_hf", "halves_apart", "parameters"]
+__all__ = ["IGNORED", "build", "decoder_layer", "from_gguf", "from_hf", "halves_apart", "parameters"]
 
 IGNORED = (r"rotary_emb\.inv_freq$",)
 """Old checkpoints carry the rope frequencies, which follow from the configuration."""
@@ -47,7 +48,6 @@ def from_hf(
         UnsupportedModelError: a value that this structure does not compute.
     """
     raw.require("hidden_act", ["silu", "swish"], "silu")
-    raw.require("quantization_config", [None])
     heads, hidden = raw.integer("num_attention_heads"), raw.integer("hidden_size")
     head_dim = raw.integer("head_dim", hidden // max(heads, 1))
     rope = raw.rope(head_dim, default_theta)
@@ -76,6 +76,7 @@ def from_hf(
         output_bias=output_bias,
         mlp_bias=mlp_bias,
         qk_norm=qk_norm,
+        fp8=fp8_scheme(raw),
         eos_token_ids=raw.eos_token_ids(),
     )
 
@@ -242,21 +243,7 @@ def build(config: DecoderConfig, context: BuildContext) -> CausalLM:
     divisors = context.take("rope_divisors") if context.weights.has("rope_divisors") else None
     moe = config.moe
     load = ExpertLoad(moe.layers, moe.num_experts, context.device) if moe else None
-    layers = []
-    for index, window in enumerate(config.windows):
-        at_layer = context.at_layer(index)
-        attention: AttentionLayer
-        if config.mla:
-            attention = LatentAttention(at_layer, config, config.mla)
-        else:
-            attention = Attention(at_layer, config, window)
-        feed_forward: FeedForward
-        norm = NormPlace("mlp_norm", config.rms_eps, config.layer_norm)
-        if moe and load and index in moe.layers:
-            feed_forward = MoeLayer(at_layer, moe, norm, load)
-        else:
-            feed_forward = Mlp(at_layer, norm, bias=config.mlp_bias)
-        layers.append(DecoderLayer(config, attention, feed_forward))
+    layers = [decoder_layer(config, context, index, load) for index in range(config.num_layers)]
     return CausalLM(
         config,
         embed=_multiplied(embed, config.embedding_multiplier),
@@ -270,6 +257,29 @@ def build(config: DecoderConfig, context: BuildContext) -> CausalLM:
         expert_load=load,
         streams=context.streams,
     )
+
+
+def decoder_layer(
+    config: DecoderConfig,
+    context: BuildContext,
+    index: int,
+    load: ExpertLoad | None,
+    sight: Sight | None = None,
+) -> DecoderLayer:
+    """Layer ``index``; with a ``sight``, as a draft layer."""
+    at_layer = context.at_layer(index)
+    attention: AttentionLayer
+    if config.mla:
+        attention = LatentAttention(at_layer, config, config.mla, sight)
+    else:
+        attention = Attention(at_layer, config, config.windows[index], sight)
+    feed_forward: FeedForward
+    norm = NormPlace("mlp_norm", config.rms_eps, config.layer_norm)
+    if config.moe and load and index in config.moe.layers:
+        feed_forward = MoeLayer(at_layer, config.moe, norm, load)
+    else:
+        feed_forward = Mlp(at_layer, norm, bias=config.mlp_bias)
+    return DecoderLayer(config, attention, feed_forward)
 
 
 def _multiplied(function: Map, factor: float) -> Map:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import itemgetter
 
@@ -183,9 +183,10 @@ def _parameter(
 ) -> Parameter:
     """With one of ``spellings``; stored with leading dimensions of 1 up to ``stored_dim``."""
     stored_shape = (1,) * (stored_dim - len(shape)) + shape
-    sources = tuple(
-        Source((Stored(hf + spelling, stored_shape, partial(_viewed, shape)),)) for spelling in spellings
-    )
+    plain = [Stored(hf + spelling, stored_shape) for spelling in spellings]
+    if stored_shape != shape:
+        plain = [replace(stored, part=partial(_viewed, shape)) for stored in plain]
+    sources = tuple(Source((stored,)) for stored in plain)
     return Parameter(prefix + name, shape, None, None, sources=sources)
 
 

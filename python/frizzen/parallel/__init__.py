@@ -1,1 +1,1 @@
-"""Streams of one device; later groups of devices."""
+"""How a model is spread over devices, and the streams of one device."""

@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 from frizzen.errors import ConfigError
 
-__all__ = ["Compatibility", "Rule", "compatibility", "require"]
+__all__ = ["Compatibility", "Rule", "compatibility", "require", "way_out"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,12 @@ def compatibility() -> Compatibility:
     data = json.loads(files("frizzen.speculate").joinpath("compatibility.json").read_text())
     rules = (Rule(**(rule | {"drafters": tuple(rule["drafters"])})) for rule in data["rules"])
     return Compatibility(MappingProxyType(data["features"]), MappingProxyType(data["drafters"]), tuple(rules))
+
+
+def way_out(drafter: str, feature: str) -> str:
+    """The nearest legal configuration of what is refused, as the end of a sentence."""
+    rule = compatibility().rule(drafter, feature)
+    return "" if rule is None or rule.instead is None else f"; possible is {rule.instead}"
 
 
 def require(drafter: str, feature: str) -> None:

@@ -74,6 +74,8 @@ class Admit(IntEnum):
     MIN_TOKENS = 4
     NUM_RULES = 5
     NUM_HISTORY = 6
+    SECOND_START = 7
+    """Index of the first token of the second text of a pair, 0 = one text."""
 
 
 class AdmitFloat(IntEnum):
@@ -146,6 +148,7 @@ class Sections:
     num_sampled: torch.Tensor
     sampled: torch.Tensor
     row_status: torch.Tensor
+    pooled: torch.Tensor
     num_proposed: torch.Tensor
     proposed: torch.Tensor
     proposed_confidence: torch.Tensor

@@ -16,6 +16,8 @@ __all__ = ["Lattice", "Shape", "bucket"]
 _CONTEXTS = (512, 4096)
 """Bounds of the context below the longest one: attention cuts longer contexts into more parts, which costs
 steps with short ones."""
+_MOST_TOKENS = 1024
+"""Steps of more tokens keep the device busy for longer than it takes to launch them."""
 _FREE_PADDING = 64
 """Tokens of padding that cost no more than the launch of a step without a graph."""
 
@@ -60,8 +62,9 @@ class Lattice:
     def shapes(self) -> list[Shape]:
         """All shapes, largest first: then a smaller graph finds room in the memory of the larger ones."""
         every = (Shape(r, w, c) for r in self.rows for w in self.widths for c in self.contexts)
+        most = min(self.max_tokens, _MOST_TOKENS)
         return sorted(
-            (shape for shape in every if shape.tokens <= self.max_tokens),
+            (shape for shape in every if shape.tokens <= most),
             key=lambda shape: (shape.tokens, shape.context, shape.rows),
             reverse=True,
         )
@@ -74,7 +77,7 @@ class Lattice:
         if rows is None or width is None or context is None:
             return None
         shape = Shape(rows, width, context)
-        if shape.tokens > min(self.max_tokens, 2 * step.num_tokens + _FREE_PADDING):
+        if shape.tokens > min(self.max_tokens, _MOST_TOKENS, 2 * step.num_tokens + _FREE_PADDING):
             return None
         return shape
 

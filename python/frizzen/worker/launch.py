@@ -21,12 +21,17 @@ from frizzen.kernels.self_test import SelfTest
 from frizzen.kernels.stand_ins import KernelFaultError, Watch
 from frizzen.loading.load import load_model, return_free_memory
 from frizzen.models.base import CausalLM
+from frizzen.models.pooling import PoolingModel
 from frizzen.progress import phase
+from frizzen.speculate.drafting import Drafting
+from frizzen.speculate.load import LoadedDrafter
+from frizzen.worker import drafter as drafters
 from frizzen.worker.graphs import CudaCapture, GraphRunner, StepBuffers
 from frizzen.worker.lattice import Lattice
 from frizzen.worker.ledger import LEAST_MEASURED, Budget, Ledger
 from frizzen.worker.machine import available_cpus
 from frizzen.worker.meter import Meter, budget_of
+from frizzen.worker.pooling import PoolingWorker
 from frizzen.worker.preview import Preview, load_request, memory_json, preview
 from frizzen.worker.sizes import Sizes, default_kv_memory, resolve_sizes
 from frizzen.worker.warmup import compile_steps, run_steps
@@ -45,7 +50,7 @@ class Loaded:
     """A model with everything decided, before its KV cache exists."""
 
     config: EngineConfig
-    model: CausalLM
+    model: CausalLM | PoolingModel
     sizes: Sizes
     plan: Plan
     ledger: Ledger
@@ -55,10 +60,21 @@ class Loaded:
     """Shapes of the CUDA graphs; ``None`` where every step is launched."""
     distinct_layers: tuple[int, ...]
     """Two of each kind of layer, if there are two."""
+    drafter: LoadedDrafter | None = None
+
+    @property
+    def max_drafts(self) -> int:
+        """Most drafts of a row in a step."""
+        return self.config.max_drafts if self.drafter is None else self.drafter.max_drafts
+
+    def kv_bytes_per_token(self) -> int:
+        """Of the model and its drafter."""
+        own = self.model.kv_bytes_per_token()
+        return own if self.drafter is None else own + self.drafter.drafter.bytes_per_token()
 
     def plan_json(self) -> dict[str, Any]:
         """The plan with the memory it needs, in bytes, and what of it was measured."""
-        return self.plan.to_json() | {"memory": memory_json(self.ledger, self.model.kv_bytes_per_token())}
+        return self.plan.to_json() | {"memory": memory_json(self.ledger, self.kv_bytes_per_token())}
 
     def warm(self) -> Loaded:
         """The same once the KV cache is allocated and everything has run."""
@@ -148,8 +164,11 @@ def _worker(loaded: Loaded, show: bool) -> Worker:
     config, model, sizes = loaded.config, loaded.model, loaded.sizes
     with phase(f"allocate {sizes.num_blocks} KV blocks, {sizes.kv_bytes / 2**20:,.0f} MiB"):
         model.allocate_kv(sizes.num_blocks, config.block_size)
+        drafting = None
+        if loaded.drafter is not None and isinstance(model, CausalLM):
+            drafting = drafters.drafting(config, loaded.drafter, model, sizes.num_blocks)
     loaded.meter.start_peak()
-    late_compiles = _warm_up(loaded)
+    late_compiles = _warm_up(loaded, drafting)
     loaded = loaded.warm()
     if show:
         sys.stderr.write(loaded.ledger.table() + "\n")
@@ -160,15 +179,31 @@ def _worker(loaded: Loaded, show: bool) -> Worker:
         "max_num_seqs": config.max_num_seqs,
         "max_num_batched_tokens": sizes.max_num_batched_tokens,
         "num_blocks": sizes.num_blocks,
-        "block_size": config.block_size,
+        "block_size": sizes.block_size,
         "max_logprobs": min(config.max_logprobs, model.config.vocab_size),
-        "max_drafts": config.max_drafts,
+        "max_drafts": loaded.max_drafts,
         "eos_token_ids": list(model.config.eos_token_ids),
         "device": str(model.device),
         "dtype": str(model.dtype).removeprefix("torch."),
         "plan": loaded.plan_json(),
     }
-    return Worker(model, info, model.device, config.spec_synthetic_acceptance, _graphs(loaded), late_compiles)
+    if isinstance(model, PoolingModel):
+        info |= {"pooling": model.pooling.to_json(), "max_logprobs": 0}
+        return PoolingWorker(model, info, model.device, late_compiles)
+    if drafting is not None:
+        info["drafter"] = drafting.info(loaded.max_drafts)
+    if (moe := model.config.moe) is not None:
+        info["experts"] = {"num": moe.num_experts, "per_token": moe.top_k, "layers": len(moe.layers)}
+    return Worker(
+        drafters.stepping(model, loaded.drafter),
+        info,
+        model.device,
+        config.spec_synthetic_acceptance,
+        _graphs(loaded),
+        late_compiles,
+        drafting,
+        config.rejection_sample_method,
+    )
 
 
 def _builder(config: EngineConfig) -> PlanBuilder:
@@ -192,17 +227,26 @@ def _load(config: EngineConfig, builder: PlanBuilder, show: bool) -> Loaded:
     return_free_memory()
     meter = Meter(device)
     with phase(f"load {config.model}") as progress:
-        model = load_model(load_request(config, str(device), progress), builder)
+        request = load_request(config, str(device), progress)
+        model = load_model(request, builder)
+    if isinstance(model, CausalLM):
+        drafter = drafters.load(config, request, model, builder)
+    elif config.drafter is not None:
+        raise ConfigError(f"drafter is {config.drafter}, but {config.model} pools: it has no tokens to draft")
+    else:
+        drafter = None
+    drafts = drafters.DraftMemory.of(config, drafter, model.config.vocab_size)
     taken = meter.taken()
     sizes = resolve_sizes(
         config,
         device_type=model.device.type,
-        model_len=model.config.max_model_len,
-        bytes_per_token=model.kv_bytes_per_token(),
-        memory=_kv_memory(model.device),
+        model_len=model.max_model_len,
+        bytes_per_token=model.kv_bytes_per_token() + drafts.per_token,
+        memory=max(_kv_memory(model.device) - drafts.kept, 0),
+        private=drafts.private,
     )
     builder.decide("max_model_len", str(sizes.max_model_len), sizes.limited_by)
-    graphs = _lattice(config, model, sizes, builder)
+    graphs = _lattice(config, model, sizes, builder, drafter.max_drafts if drafter else config.max_drafts)
     if isinstance(builder.check, SelfTest):
         builder.decide("self_test", "done", builder.check.summary())
     plan = builder.plan()
@@ -211,22 +255,28 @@ def _load(config: EngineConfig, builder: PlanBuilder, show: bool) -> Loaded:
     ledger = ledger.predicting(kv_cache=sizes.kv_bytes)
     if ledger.weights >= LEAST_MEASURED or device.type != "cpu":
         ledger = ledger.measured(weights=taken)
-    return Loaded(config, model, sizes, plan, ledger, watch, meter, graphs, builder.distinct_layers(2))
+    layers = builder.distinct_layers(2)
+    return Loaded(config, model, sizes, plan, ledger, watch, meter, graphs, layers, drafter)
 
 
-def _lattice(config: EngineConfig, model: CausalLM, sizes: Sizes, builder: PlanBuilder) -> Lattice | None:
+def _lattice(
+    config: EngineConfig, model: CausalLM | PoolingModel, sizes: Sizes, builder: PlanBuilder, max_drafts: int
+) -> Lattice | None:
     """Which steps are to be graphs; what is decided, and why, goes into the plan."""
     if model.device.type != "cuda":
         return None
     if config.enforce_eager:
         builder.decide("cuda_graphs", "none", "enforce_eager")
         return None
+    if isinstance(model, PoolingModel):
+        builder.decide("cuda_graphs", "none", "a model that pools has no decode steps")
+        return None
     if not model.capturable:
         builder.decide("cuda_graphs", "none", "an attention kernel reads the rows' lengths on the host")
         return None
     lattice = Lattice.of(
         max_rows=config.max_num_seqs,
-        max_drafts=config.max_drafts,
+        max_drafts=max_drafts,
         max_context=sizes.max_model_len,
         max_tokens=sizes.max_num_batched_tokens,
     )
@@ -237,30 +287,34 @@ def _lattice(config: EngineConfig, model: CausalLM, sizes: Sizes, builder: PlanB
 
 
 def _graphs(loaded: Loaded) -> Callable[[StepBuffers], GraphRunner] | None:
-    if loaded.graphs is None:
+    if loaded.graphs is None or isinstance(loaded.model, PoolingModel):
         return None
     capture = CudaCapture(loaded.model.streams)
-    return partial(GraphRunner, loaded.model.forward, loaded.graphs, capture=capture)
+    forward = drafters.stepping(loaded.model, loaded.drafter).forward
+    return partial(GraphRunner, forward, loaded.graphs, capture=capture)
 
 
 @torch.inference_mode()
-def _warm_up(loaded: Loaded) -> Counter[str]:
+def _warm_up(loaded: Loaded, drafting: Drafting | None) -> Counter[str]:
     """Compiles and starts everything; what is compiled later is counted in the result, by kernel."""
     model, late_compiles, late = loaded.model, Counter[str](), None
     if model.device.type == "cuda" and importlib.util.find_spec("triton") is not None:
         from frizzen.kernels.triton.compiling import LateCompiles, compile_only
 
         late = LateCompiles(late_compiles)
-        if loaded.graphs is not None:
+        if loaded.graphs is not None and isinstance(model, CausalLM):
             with phase("compile kernels"):
                 mode = compile_only(available_cpus())
                 few = model.of_layers(loaded.distinct_layers)
                 compile_steps(few, loaded.graphs, model.device, loaded.config.block_size, mode)
     with phase("warm up"):
         run_steps(model, model.device, loaded.config.block_size)
+        if drafting is not None and isinstance(model, CausalLM):
+            tapped = drafters.stepping(model, loaded.drafter)
+            drafters.warm_up(tapped, drafting, loaded.max_drafts, model.device, loaded.config.block_size)
     if late is not None:
         late.watch()
-    if model.expert_load is not None:
+    if isinstance(model, CausalLM) and model.expert_load is not None:
         # Nothing of it was real.
         model.expert_load.reset()
     return late_compiles

@@ -15,6 +15,7 @@ from frizzen.kernels.plan import Plan, PlanBuilder
 from frizzen.kernels.stand_ins import Rehearsal
 from frizzen.loading.checkpoint import Progress
 from frizzen.loading.load import LoadRequest, Rehearsed, rehearse_model
+from frizzen.loading.pooling import pools_by_itself
 from frizzen.sizes_text import show_bytes
 from frizzen.worker.ledger import Budget, Ledger
 from frizzen.worker.sizes import Sizes, default_kv_memory, reserve, resolve_sizes
@@ -81,9 +82,18 @@ def load_request(config: EngineConfig, device: str, progress: Progress | None = 
         dtype=config.dtype,
         device=device,
         block_size=config.block_size,
+        kv_cache_dtype=config.kv_cache_dtype,
         seed=config.seed,
+        pools=_pools(config),
+        pooler_config=config.pooler_config,
         progress=progress,
     )
+
+
+def _pools(config: EngineConfig) -> bool:
+    if config.runner == "auto":
+        return config.pooler_config is not None or pools_by_itself(config.model)
+    return config.runner == "pooling"
 
 
 def _fit(
@@ -110,12 +120,12 @@ def _fit(
         sizes = resolve_sizes(
             config,
             device_type=device,
-            model_len=model.config.max_model_len,
+            model_len=model.max_model_len,
             bytes_per_token=per_token,
             memory=default_kv_memory(device, free, budget.total),
         )
     except DoesNotFitError as error:
-        wanted = config.max_model_len or model.config.max_model_len
+        wanted = config.max_model_len or model.max_model_len
         raise DoesNotFitError(f"{error}\n{ledger(wanted * per_token).table()}") from None
     return sizes, ledger(sizes.kv_bytes)
 

@@ -14,6 +14,7 @@ from operator import or_
 
 import torch
 
+from frizzen.speculate.rejection import Judge, Judged
 from frizzen.speculate.verify import Verified
 from frizzen.worker.arena import Admit, AdmitFloat, to_device
 from frizzen.worker.filtering import draw, floor_of_top_k, floor_of_top_p, softmax_weights, zero_below
@@ -67,6 +68,8 @@ class Sampled:
     """Of the positions ``scored``, with as many alternatives as the most that one of them asked for."""
     ends: HistoryEnds | None = None
     """Where the tokens of rows that keep a history go in it."""
+    accepted: torch.Tensor | None = None
+    """``[S]`` bool, verdicts on the drafts where a judge gave them; otherwise a draft must be the token."""
 
 
 class Sampler:
@@ -77,8 +80,17 @@ class Sampler:
         # The same subsets of a batch come back step after step.
         self._index = lru_cache(maxsize=64)(partial(to_device, device=device))
 
-    def sample(self, logits: torch.Tensor, positions: Positions, masks: TokenMasks | None = None) -> Sampled:
-        """Samples from ``logits`` float32 ``[S, V]``, which is overwritten; changes no state of the rows."""
+    def sample(
+        self,
+        logits: torch.Tensor,
+        positions: Positions,
+        masks: TokenMasks | None = None,
+        judge: Judge | None = None,
+    ) -> Sampled:
+        """Samples from ``logits`` float32 ``[S, V]``, which is overwritten; changes no state of the rows.
+
+        With a ``judge``, drafts of random rows are accepted and replaced by it.
+        """
         flags = self._flags(positions)
         needs = reduce(or_, flags, 0)
         if not needs and masks is None:
@@ -96,12 +108,12 @@ class Sampler:
                 self._batch.rules[positions.rows[sample]].apply(logits[sample], positions.lengths[sample])
         if needs & PENALTIES:
             ends = self._penalise(logits, _having(flags, PENALTIES), positions)
-        tokens, finite = self._choose(logits, flags, positions)
+        tokens, finite, accepted = self._choose(logits, flags, positions, judge)
         if scored is not None and raw is not None:
             alternatives = max(self._batch.num_logprobs[row] for row in positions.rows)
             logprobs = score(raw, tokens[scored], alternatives)
             finite[scored] &= logprobs.finite
-        return Sampled(tokens, finite, positions.row_index, scored, logprobs, ends)
+        return Sampled(tokens, finite, positions.row_index, scored, logprobs, ends, accepted)
 
     def remember(self, sampled: Sampled, verified: Verified | None = None) -> None:
         """Makes the tokens part of their rows; to be called once, when the step can no longer fail.
@@ -128,22 +140,34 @@ class Sampler:
         return ends
 
     def _choose(
-        self, logits: torch.Tensor, flags: Sequence[int], positions: Positions
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Tokens ``[S]`` and whether the logits were finite ``[S]``."""
+        self, logits: torch.Tensor, flags: Sequence[int], positions: Positions, judge: Judge | None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Tokens ``[S]``, whether the logits were finite ``[S]``, and what the judge accepted ``[S]``."""
         random = _having(flags, RANDOM)
         if random and len(random) == len(flags):
             maximum = logits.amax(-1)
-            return self._draw(logits, maximum, positions), _finite(maximum)
+            drawn = self._draw(logits, maximum, positions, judge)
+            return drawn.tokens, _finite(maximum), None if judge is None else drawn.accepted
         maximum, tokens = logits.max(-1)
+        accepted = None if judge is None else tokens == judge.drafts
         if random:
             index = self._index(random)
             part = positions.take(random, index)
-            tokens[index] = self._draw(logits.index_select(0, index), maximum[index], part)
-        return tokens, _finite(maximum)
+            drawn = self._draw(logits.index_select(0, index), maximum[index], part, judge, index)
+            tokens[index] = drawn.tokens
+            if accepted is not None:
+                accepted[index] = drawn.accepted
+        return tokens, _finite(maximum), accepted
 
-    def _draw(self, logits: torch.Tensor, maximum: torch.Tensor, positions: Positions) -> torch.Tensor:
-        """Tokens of positions that are all random; ``logits`` is overwritten."""
+    def _draw(
+        self,
+        logits: torch.Tensor,
+        maximum: torch.Tensor,
+        positions: Positions,
+        judge: Judge | None,
+        index: torch.Tensor | None = None,
+    ) -> Judged:
+        """Tokens of positions that are all random, those of ``index``; ``logits`` is overwritten."""
         needs = reduce(or_, self._flags(positions))
         floats = self._batch.floats.index_select(0, positions.row_index)
         weights = softmax_weights(logits, maximum, floats[:, AdmitFloat.TEMPERATURE])
@@ -155,7 +179,10 @@ class Sampler:
             zero_below(weights, floor_of_top_k(weights, top_k, greatest))
         if needs & TOP_P:
             zero_below(weights, floor_of_top_p(weights, floats[:, AdmitFloat.TOP_P]))
-        return draw(weights, positions.uniforms)
+        tokens = draw(weights, positions.uniforms)
+        if judge is None:
+            return Judged(tokens, tokens.new_zeros(0, dtype=torch.bool))
+        return judge(weights, tokens, positions.uniforms, index)
 
 
 def _finite(values: torch.Tensor) -> torch.Tensor:

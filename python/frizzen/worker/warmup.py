@@ -29,6 +29,11 @@ class Warmed(Protocol):
         """Logits ``[S, V]`` of ``[S, H]``."""
 
 
+_SHORT = 512
+"""Tokens of a chunk whose attention may be cut by context."""
+_BETWEEN = (1024, 2048)
+"""Contexts that are cut into another number of parts than the lattice's."""
+
 Queries = tuple[Sequence[int], int]
 """Tokens of every row, and the longest context."""
 
@@ -63,21 +68,15 @@ def compile_steps(
 
 def shapes_of(lattice: Lattice) -> Iterator[Queries]:
     """Steps of which each may need a variant of its own."""
-    for context in lattice.contexts:
-        for width in lattice.widths:
-            for rows in lattice.rows:
-                if rows * width <= lattice.max_tokens:
-                    yield [width] * rows, context
+    for shape in reversed(lattice.shapes()):
+        yield [shape.width] * shape.rows, shape.context
     # Prompts and parts of them. What stands beside them in a step has its variants from above.
-    for context in sorted({*lattice.contexts, 1024, 2048}):
+    longest = lattice.contexts[-1]
+    for context in sorted({*lattice.contexts, *(context for context in _BETWEEN if context < longest)}):
         for tokens in _lengths(lattice.max_tokens):
             # A long part keeps the device busy, however its context is cut.
-            if tokens <= _SHORT or context == lattice.contexts[-1]:
+            if tokens <= _SHORT or context == longest:
                 yield [tokens], max(context, tokens)
-
-
-_SHORT = 512
-"""Tokens of a chunk whose attention may be cut by context."""
 
 
 def _lengths(most: int) -> Iterator[int]:

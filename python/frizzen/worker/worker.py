@@ -11,13 +11,26 @@ from typing import Any, Protocol
 
 import torch
 
+from frizzen.speculate.drafter import Seen
+from frizzen.speculate.drafting import Drafting, Sampling
+from frizzen.speculate.proposals import certain
+from frizzen.speculate.rejection import Judge
 from frizzen.speculate.verify import DraftRows, Verified, forced, verify
 from frizzen.step import StepContext
-from frizzen.worker.arena import Arena, ArenaLayout, Header, Results, RowStatus, Sections
+from frizzen.worker.arena import (
+    DRAFTER_FAILED,
+    AdmitFloat,
+    Arena,
+    ArenaLayout,
+    Header,
+    Results,
+    RowStatus,
+)
 from frizzen.worker.graphs import GraphRunner, Runner, StepBuffers
 from frizzen.worker.inputs import step_inputs
 from frizzen.worker.logprobs import score
 from frizzen.worker.masks import TokenMasks
+from frizzen.worker.results import write, write_proposed, write_verified
 from frizzen.worker.rows import PersistentBatch
 from frizzen.worker.sampler import Positions, Sampled, Sampler
 
@@ -50,6 +63,7 @@ class _Step:
     """``[T]``, its input tokens."""
     hidden: torch.Tensor
     """``[T, H]``."""
+    context: StepContext
 
 
 class Worker:
@@ -62,6 +76,8 @@ class Worker:
         acceptance: Tokens per row and step that verification is forced to give, for studies of speed.
         graphs: Makes the runner of the model's forward pass as graphs; without it every step is launched.
         late_compiles: Kernels that were compiled although everything was warm, counted by whoever sees it.
+        drafting: The drafter that proposes after every step, if there is one.
+        rejection: How drafts that are certain are accepted; drawn ones bring it along.
     """
 
     def __init__(
@@ -72,6 +88,8 @@ class Worker:
         acceptance: float | None = None,
         graphs: Callable[[StepBuffers], GraphRunner] | None = None,
         late_compiles: Counter[str] | None = None,
+        drafting: Drafting | None = None,
+        rejection: str = "standard",
     ) -> None:
         self.info = info
         self._model = model
@@ -91,6 +109,8 @@ class Worker:
         )
         self._sampler = Sampler(self._batch, device)
         self._acceptance = acceptance
+        self._drafting = drafting
+        self._rejection = rejection
         self._arenas: list[Arena] = []
         self._submitted: deque[int] = deque()
         self._waiting: _Step | None = None
@@ -125,8 +145,10 @@ class Worker:
         header = arena.header()
         arena.upload(admissions=header.num_admits > 0)
         self._batch.update(arena, header)
+        if self._drafting is not None and header.num_admits:
+            self._drafting.admit(arena.device.admit_rows[: header.num_admits].long())
         ids, step = step_inputs(arena, header, self._batch, self._block_size, self._buffers)
-        computed = _Step(index, header, ids, self._runner.forward(ids, step))
+        computed = _Step(index, header, ids, self._runner.forward(ids, step), step)
         if header.num_masks:
             self._waiting = computed
         else:
@@ -149,7 +171,8 @@ class Worker:
 
     def _finish(self, step: _Step, masks: TokenMasks | None) -> None:
         """Samples, scores and brings the results back."""
-        arena, header, hidden = self._arenas[step.index], step.header, step.hidden
+        arena, header = self._arenas[step.index], step.header
+        hidden, taps = (step.hidden, ()) if self._drafting is None else self._drafting.split(step.hidden)
         results = arena.device
         drafts = _drafts(arena, header, step.ids) if header.num_samples else None
         if drafts is not None or header.num_samples != header.num_rows:
@@ -161,12 +184,16 @@ class Worker:
         if header.num_samples:
             sampled, places = self._sample(hidden, arena, header, drafts, masks)
             if drafts is None:
-                written |= _write(sampled, results, places)
+                written |= write(sampled, results, places)
             else:
                 verified = self._verify(sampled, arena, drafts)
-                written |= _write_verified(sampled, verified, results, drafts)
+                written |= write_verified(sampled, verified, results, drafts)
         if header.num_prompt:
             written |= self._score_prompt(hidden, arena, header)
+        if self._drafting is not None:
+            sampling = None if sampled is None else self._sampling(step, sampled, verified, drafts)
+            seen = Seen.of(step.ids, step.context, hidden, taps)
+            self._draft(self._drafting, seen, sampling, arena, header)
         arena.download(written)
         # Last, so that a step that raised can be computed again.
         if sampled is not None:
@@ -195,6 +222,7 @@ class Worker:
             "memory": self._memory,
             "graphs": self._graph_state,
             "counters": self._counters,
+            "drafter": self._drafter,
             "experts": self._experts,
         }
         if name not in commands:
@@ -234,17 +262,28 @@ class Worker:
             hidden = hidden.index_select(0, plan.sample_tokens[:count])
             positions = [positions[token] for token in host.sample_tokens[:count].tolist()]
         lengths = [position + 1 for position in positions]
-        preceding = None if drafts is None else drafts.preceding()
+        preceding = judge = None
+        if drafts is not None:
+            preceding = drafts.preceding()
+            judge = self._judge(drafts, row_index)
         sampled = self._sampler.sample(
             self._model.logits(hidden),
             Positions(rows, row_index, lengths, plan.uniforms[:count], preceding),
             masks,
+            judge,
         )
         return sampled, places
 
+    def _judge(self, drafts: DraftRows, row_index: torch.Tensor) -> Judge | None:
+        """Who judges drafts of random rows; ``None`` compares them with the samples, which keeps the text."""
+        judge = None if self._drafting is None else self._drafting.judge(drafts, row_index)
+        if judge is None and self._rejection == "block":
+            judge = certain(drafts, self.info["vocab_size"], self._rejection)
+        return judge
+
     def _verify(self, sampled: Sampled, arena: Arena, drafts: DraftRows) -> Verified:
         """Which of the sampled tokens count."""
-        accept = None
+        accept = None if sampled.accepted is None else sampled.accepted[drafts.index]
         if self._acceptance is not None:
             accept = forced(self._acceptance, arena.device.uniforms[: len(sampled.tokens)], drafts)
         return verify(sampled.tokens, sampled.finite, sampled.row_index, drafts, accept)
@@ -266,6 +305,45 @@ class Worker:
             failed = torch.where(scores.finite, RowStatus.OK, RowStatus.NOT_FINITE).int()
             out.row_status.scatter_reduce_(0, out.prompt_rows[part].long(), failed, "amax")
         return Results.PROMPT_LOGPROBS
+
+    @staticmethod
+    def _draft(
+        drafting: Drafting, seen: Seen, sampling: Sampling | None, arena: Arena, header: Header
+    ) -> None:
+        """Lets the drafter see the step, and writes what it proposes for the rows that sampled."""
+        proposed = drafting.advance(seen, sampling, header.propose)
+        rows = arena.device.num_proposed[: header.num_rows]
+        rows.fill_(DRAFTER_FAILED if drafting.failed else 0)
+        if proposed is not None and sampling is not None:
+            write_proposed(proposed, sampling.step_rows, arena.device)
+
+    def _sampling(
+        self, step: _Step, sampled: Sampled, verified: Verified | None, drafts: DraftRows | None
+    ) -> Sampling:
+        """What the rows that sampled got, in the order of the step."""
+        header, plan = step.header, self._arenas[step.index].device
+        if verified is None or drafts is None:
+            step_rows = plan.sample_rows[: header.num_samples].long()
+            rows, tokens, last = sampled.row_index, sampled.tokens, None
+            rejected = torch.zeros_like(step_rows)
+        else:
+            step_rows, rows, tokens = drafts.step_rows, verified.row_index, verified.last
+            reached = verified.num_sampled.clamp(min=1) - 1
+            last = drafts.index.gather(1, reached[:, None]).squeeze(1)
+            rejected = drafts.index[:, -1] - last
+        uniforms = plan.uniforms[: header.num_samples]
+        return Sampling(
+            step_rows=step_rows,
+            rows=rows,
+            tokens=tokens,
+            rejected=rejected,
+            temperature=self._batch.floats.index_select(0, rows)[:, AdmitFloat.TEMPERATURE],
+            uniforms=uniforms if last is None else uniforms.index_select(0, last),
+        )
+
+    def _drafter(self, _: object) -> dict[str, str | None]:
+        """Why the drafter is out of service, if it is."""
+        return {"failed": None if self._drafting is None else self._drafting.failed}
 
     def _graph_state(self, _: object) -> dict[str, Any] | None:
         """Which graphs there are; ``None`` where steps are launched."""
@@ -304,48 +382,3 @@ def _drafts(arena: Arena, header: Header, ids: torch.Tensor) -> DraftRows | None
     rows = list(dict.fromkeys(arena.host.sample_rows[: header.num_samples].tolist()))
     places = arena.device.sample_tokens[: header.num_samples]
     return DraftRows.of(rows, [counts[row] for row in rows], places, ids)
-
-
-def _write_verified(sampled: Sampled, verified: Verified, out: Sections, drafts: DraftRows) -> Results:
-    """Writes what counts for each row of ``drafts``."""
-    width, rows = verified.tokens.shape[1], drafts.step_rows
-    out.sampled[:, :width].index_copy_(0, rows, verified.tokens.int())
-    out.num_sampled.index_copy_(0, rows, verified.num_sampled.int())
-    out.row_status.index_copy_(0, rows, (verified.num_sampled == 0).int())
-    if sampled.logprobs is None or sampled.scored is None:
-        return Results(0)
-    logprobs = sampled.logprobs
-    # Flat over rows and their places; what does not count is written and never read.
-    places = rows[drafts.owners] * out.sampled.shape[1] + drafts.offsets
-    places = places[sampled.scored]
-    alternatives = logprobs.top.shape[1]
-    out.logprobs.view(-1).index_copy_(0, places, logprobs.chosen)
-    out.ranks.view(-1).index_copy_(0, places, logprobs.ranks)
-    out.top_tokens.flatten(0, 1)[:, :alternatives].index_copy_(0, places, logprobs.top_tokens)
-    out.top_logprobs.flatten(0, 1)[:, :alternatives].index_copy_(0, places, logprobs.top)
-    return Results.LOGPROBS
-
-
-def _write(sampled: Sampled, out: Sections, places: torch.Tensor | None) -> Results:
-    """Writes what was sampled for the rows ``places`` of the step, or for all of them in order."""
-    count = len(sampled.tokens)
-    if places is None:
-        out.sampled[:count, 0] = sampled.tokens
-        out.num_sampled[:count] = sampled.finite
-        torch.logical_not(sampled.finite, out=out.row_status[:count])
-    else:
-        num_sampled = sampled.finite.int()
-        status = 1 - num_sampled
-        out.sampled[:, 0].index_copy_(0, places, sampled.tokens.int())
-        out.num_sampled.index_copy_(0, places, num_sampled)
-        out.row_status.index_copy_(0, places, status)
-    if sampled.logprobs is None or sampled.scored is None:
-        return Results(0)
-    scored = sampled.scored if places is None else places[sampled.scored]
-    logprobs = sampled.logprobs
-    alternatives = logprobs.top.shape[1]
-    out.logprobs[:, 0].index_copy_(0, scored, logprobs.chosen)
-    out.ranks[:, 0].index_copy_(0, scored, logprobs.ranks)
-    out.top_tokens[:, 0, :alternatives].index_copy_(0, scored, logprobs.top_tokens)
-    out.top_logprobs[:, 0, :alternatives].index_copy_(0, scored, logprobs.top)
-    return Results.LOGPROBS

@@ -147,6 +147,51 @@ fn a_trace_and_conversations_are_played() {
 }
 
 #[test]
+fn vectors_are_measured_in_every_encoding_of_the_real_endpoint() {
+    let info = WorkerInfo { pooling: Some(mock::embeds(256)), ..mock::info() };
+    let server = serving(&[], MockWorker::new(info).taking(TimingLaw::constant(Duration::from_millis(2))));
+    for endpoint in ["embeddings", "pooling"] {
+        for (encoding, not_counted) in [("float", 0), ("base64", 0), ("bytes", 0), ("bytes_only", 6)] {
+            let words = format!(
+                "pooling --endpoint {endpoint} --num-prompts 6 --batch-size 3 --input-len 20 --max-concurrency 2 \
+                 --encoding-format {encoding} --embed-dtype float16"
+            );
+            let summary = &runs(server, &words)[0]["summary"];
+            assert_eq!(
+                (&summary["completed"], &summary["failed"]),
+                (&6.into(), &0.into()),
+                "{words}: {summary}"
+            );
+            assert_eq!(summary["prompt_tokens"], 6 * 3 * 20, "{words}");
+            assert_eq!(summary["not_counted_by_server"], not_counted, "{words}");
+            assert!(summary["e2e_ms"]["median"].as_f64().unwrap() >= 2.0, "{words}: {summary}");
+        }
+    }
+}
+
+#[test]
+fn scores_rankings_and_classes_are_measured_with_texts_of_the_wanted_length() {
+    for (pooling, endpoints) in
+        [(mock::embeds(8), &["score", "rerank"][..]), (mock::classifies(1), &["score", "rerank", "classify"])]
+    {
+        let server = serving(&[], MockWorker::new(WorkerInfo { pooling: Some(pooling), ..mock::info() }));
+        for endpoint in endpoints {
+            let words =
+                format!("pooling --endpoint {endpoint} --num-prompts 4 --batch-size 1 --input-len 64");
+            let summary = &runs(server, &words)[0]["summary"];
+            assert_eq!(
+                (&summary["completed"], &summary["prompt_tokens"]),
+                (&4.into(), &(4 * 64).into()),
+                "{words}"
+            );
+        }
+        let refusal =
+            command(&format!("pooling --endpoint rerank --words ids --url http://{server}")).unwrap_err();
+        assert!(refusal.contains("/rerank takes texts"), "{refusal}");
+    }
+}
+
+#[test]
 fn a_sweep_is_plotted_and_compared() {
     let server = server(Duration::from_millis(1));
     let (plot, result) = (scratch("sweep.svg"), scratch("sweep.json"));
@@ -184,7 +229,10 @@ fn latency_and_throughput_count_whole_answers() {
 fn what_a_server_does_not_have_is_said_before_the_run() {
     let server = server(Duration::ZERO);
     let refused = command(&format!("pooling --url http://{server} --num-prompts 1")).unwrap_err();
-    assert!(refused.contains("fails before the run: status 501"), "{refused}");
+    assert!(
+        refused.contains("fails before the run: status 400") && refused.contains("generates text"),
+        "{refused}"
+    );
     let ids = command(&format!("serve --api chat --words ids --url http://{server}")).unwrap_err();
     assert!(ids.contains("made of text"), "{ids}");
     let twice = "serve --dataset trace --dataset-path x --request-rate 3 --url";

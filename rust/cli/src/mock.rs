@@ -10,6 +10,7 @@ use frizzen_engine::mock::{Content, Fault, MockWorker, TimingLaw, mock_drafter};
 use frizzen_engine::{Worker as _, WorkerInfo, seat};
 use frizzen_metrics::Metrics;
 use frizzen_server::config::{EngineArgs, HttpArgs, SchedulingArgs, SpeculationArgs};
+use frizzen_server::defaults::SamplingDefaults;
 use frizzen_server::replicas::{Program, ReplicaArgs, Replicas};
 use frizzen_server::{AppState, ServerConfig, ShutdownRequests, TextModel, mock, runtime, serve};
 use frizzen_text::Tokenizer;
@@ -63,6 +64,12 @@ struct Shape {
     /// KV blocks
     #[arg(long, value_name = "N", default_value_t = 65536)]
     num_blocks: u32,
+    /// Return embeddings of this length instead of text
+    #[arg(long, value_name = "N", conflicts_with = "classes")]
+    embed_size: Option<u32>,
+    /// Return the probabilities of so many classes instead of text; one class judges pairs
+    #[arg(long, value_name = "N")]
+    classes: Option<u32>,
     /// A directory with a tokenizer.json or a .gguf file, in place of one token per byte
     #[arg(long, value_name = "PATH")]
     tokenizer: Option<PathBuf>,
@@ -139,6 +146,7 @@ fn worker(args: &MockServeArgs, text: &TextModel) -> Result<MockWorker, String> 
         block_size: shape.block_size,
         num_blocks: shape.num_blocks,
         max_drafts: drafts,
+        pooling: shape.embed_size.map(mock::embeds).or(shape.classes.map(mock::classifies)),
         drafter,
         vocab_size: text.tokenizer.vocab_size(),
         eos_token_ids: text.tokenizer.eos_token_ids().to_vec(),
@@ -164,7 +172,12 @@ fn text(args: &MockServeArgs) -> Result<TextModel, String> {
     };
     let loaded = tokenizer
         .and_then(|tokenizer| TextModel::load(Arc::new(tokenizer), args.http.chat_template.as_deref()));
-    loaded.map_err(|error| error.to_string())
+    let mut text = loaded.map_err(|error| error.to_string())?;
+    let nowhere = std::path::Path::new("");
+    if args.http.generation_config != "auto" {
+        text.defaults = SamplingDefaults::load(&args.http.generation_config, nowhere)?;
+    }
+    Ok(text)
 }
 
 /// How a headless engine of this very server is started.
@@ -176,7 +189,10 @@ fn this_program() -> Program {
 
 /// Serves until a signal comes.
 pub fn serve(args: MockServeArgs) -> Result<ExitCode, String> {
-    frizzen_server::logging::init();
+    frizzen_server::logging::init(args.http.log_format);
+    if args.http.parsing.has_plugins() {
+        return Err("plug-ins are Python, which mock-serve does without".to_owned());
+    }
     let text = text(&args)?;
     let mut worker = worker(&args, &text)?;
     // A hang lasts as long as the process: the watchdog is what ends it.

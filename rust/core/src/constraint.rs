@@ -4,7 +4,7 @@
 
 use std::fmt::Debug;
 
-use crate::{Result, TokenId};
+use crate::{Reasoning, Result, TokenId};
 
 /// A compiled constraint, shared by every request that asks for it.
 pub trait Constraint: Debug + Send + Sync {
@@ -13,6 +13,11 @@ pub trait Constraint: Debug + Send + Sync {
 
     /// What an engine in another process compiles this constraint from again; `None` if that is not possible.
     fn source(&self) -> Option<String> {
+        None
+    }
+
+    /// What an output may hold before the part that the matcher sees; `None` if it sees everything.
+    fn reasoning(&self) -> Option<&Reasoning> {
         None
     }
 }
@@ -50,6 +55,50 @@ pub trait TokenMatcher: Debug + Send {
     /// True if the text so far satisfies the constraint and nothing may follow it.
     fn is_complete(&self) -> bool;
 
+    /// True if every token may follow, now and later: nothing has to be asked any more.
+    fn is_free(&self) -> bool {
+        false
+    }
+
     /// An independent matcher in the same state.
     fn fork(&self) -> Box<dyn TokenMatcher>;
+}
+
+/// The matcher that allows everything, for constraints that are only about what comes before.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct FreeText;
+
+impl TokenMatcher for FreeText {
+    fn fill(&mut self, mask: &mut [u32]) -> Result<()> {
+        mask.fill(u32::MAX);
+        Ok(())
+    }
+
+    fn accept(&mut self, _: TokenId) -> Result<()> {
+        Ok(())
+    }
+
+    fn validate(&mut self, tokens: &[TokenId]) -> usize {
+        tokens.len()
+    }
+
+    fn rollback(&mut self, _: usize) -> Result<()> {
+        Ok(())
+    }
+
+    fn can_end(&mut self) -> bool {
+        true
+    }
+
+    fn is_complete(&self) -> bool {
+        false
+    }
+
+    fn is_free(&self) -> bool {
+        true
+    }
+
+    fn fork(&self) -> Box<dyn TokenMatcher> {
+        Box::new(*self)
+    }
 }

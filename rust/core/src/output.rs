@@ -15,7 +15,8 @@ pub enum StopReason {
     Token(TokenId),
     /// One of the request's stop strings, found by the front end in the decoded text.
     Text,
-    /// The output satisfies the request's constraint and nothing may follow it. No token stands for this end.
+    /// The output satisfies the request's constraint and nothing may follow it, or the result is a vector. No token
+    /// stands for this end.
     Complete,
 }
 
@@ -108,6 +109,8 @@ pub struct OutputDelta {
     pub logprobs: Vec<TokenLogprobs>,
     /// Entry `i` is about prompt token `i + 1`; complete in the first delta if asked for, else empty.
     pub prompt_logprobs: Vec<TokenLogprobs>,
+    /// With the last delta only, of a request that pools: what the model made of the prompt.
+    pub pooled: Vec<f32>,
     /// With the first delta only.
     pub prefill: Option<PrefillStats>,
     /// With the last delta only: nothing follows it.
@@ -124,6 +127,7 @@ impl OutputDelta {
         self.tokens.extend(later.tokens);
         self.logprobs.extend(later.logprobs);
         self.prompt_logprobs.extend(later.prompt_logprobs);
+        self.pooled.extend(later.pooled);
         self.prefill = self.prefill.or(later.prefill);
         self.finish = later.finish.or(self.finish.take());
         self.timing = later.timing.or(self.timing);

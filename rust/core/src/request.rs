@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::{Constraint, SamplingParams, TokenId};
+use crate::{Constraint, Pooling, SamplingParams, TokenId};
 
 /// A request in tokens: validated, lowered, ready to schedule.
 #[derive(Clone, Debug)]
@@ -13,6 +13,8 @@ pub struct Request {
     pub params: SamplingParams,
     /// What the output must satisfy, besides. The tokens that end the request are allowed where the output may end.
     pub constraint: Option<Arc<dyn Constraint>>,
+    /// The result is a vector and nothing is generated: `params` are the defaults and mean nothing.
+    pub pooling: Option<Pooling>,
     /// Smaller is served first under the priority policy; 0 otherwise.
     pub priority: i32,
     /// Mixed into the first block's hash: requests with different salts never share KV blocks.

@@ -13,53 +13,23 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::time::Duration;
 
-use frizzen_core::{Clock, Error, FinishReason, Result};
+use frizzen_core::{Clock, Error, FinishReason, Request, RequestId, Result};
 use frizzen_metrics::{CacheConfig, EngineMetrics};
 use frizzen_sched::draw::sibling_seed;
-use frizzen_sched::speculation::SpeculationConfig;
-use frizzen_sched::{
-    Finish, Policy, RowEvent, Scheduler, SchedulerConfig, SchedulerCounters, StepOutput, StepPlan,
-};
+use frizzen_sched::{Finish, RowEvent, Scheduler, SchedulerConfig, SchedulerCounters, StepOutput, StepPlan};
 
 use crate::cost_cache::CostCache;
 use crate::handle::{Command, EngineHandle, Health, Shared};
 use crate::mailbox::Mailbox;
+use crate::masks;
+use crate::options::EngineOptions;
+use crate::pause::Pause;
 use crate::publish::{count_finish, extend, observe};
 use crate::speculation::Speculating;
 use crate::worker::{Worker, WorkerError, WorkerInfo};
 
 /// New measurements of step times that are worth a write while nothing runs.
 const NEWS: u64 = 256;
-
-/// How the loop runs.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct EngineOptions {
-    /// Plan the next step while this one runs; `None` does so where the worker's device computes on its own.
-    pub overlap: Option<bool>,
-    /// Share the blocks of equal prefixes.
-    pub prefix_caching: bool,
-    /// Admission and preemption order.
-    pub policy: Policy,
-    /// Most tokens of one prompt in a step while others wait; 0 is no limit.
-    pub long_prefill_threshold: u32,
-    /// Seed of requests that have none; `None` draws one.
-    pub seed: Option<u64>,
-    /// Drafts; the worker must take some.
-    pub speculation: Option<SpeculationConfig>,
-}
-
-impl Default for EngineOptions {
-    fn default() -> Self {
-        Self {
-            overlap: None,
-            prefix_caching: true,
-            policy: Policy::Fcfs,
-            long_prefill_threshold: 0,
-            seed: None,
-            speculation: None,
-        }
-    }
-}
 
 /// The engine's side of a handle, before there is a worker.
 #[derive(Debug)]
@@ -103,6 +73,7 @@ pub struct Engine<W> {
     counted: SchedulerCounters,
     out_of_memory: bool,
     speculating: Option<Speculating>,
+    pause: Pause,
     /// Positions past its rows for which the worker's drafter writes KV.
     lookahead: u32,
     /// When the last step ended, while there was always another one after it.
@@ -121,13 +92,15 @@ fn random() -> u64 {
 }
 
 fn scheduler_config(info: &WorkerInfo, options: &EngineOptions) -> SchedulerConfig {
+    let pooling = info.pooling.as_ref();
     SchedulerConfig {
         max_num_seqs: info.max_num_seqs,
         max_num_batched_tokens: info.max_num_batched_tokens,
         max_model_len: info.max_model_len,
         block_size: info.block_size,
         num_blocks: info.num_blocks,
-        prefix_caching: options.prefix_caching,
+        prefix_caching: options.prefix_caching && !pooling.is_some_and(|pooling| pooling.every_token),
+        whole_prompts: pooling.is_some_and(|pooling| pooling.whole_prompts),
         long_prefill_threshold: options.long_prefill_threshold,
         policy: options.policy,
         spare_last_hit: info.drafter.as_ref().is_some_and(|drafter| drafter.kv_sees_next_token),
@@ -177,6 +150,7 @@ impl<W: Worker> Engine<W> {
             counted: SchedulerCounters::default(),
             out_of_memory: false,
             speculating,
+            pause: Pause::default(),
             lookahead,
             last_end: None,
         })
@@ -284,7 +258,9 @@ impl<W: Worker> Engine<W> {
         while let Ok(command) = self.commands.try_recv() {
             self.obey(command);
         }
-        if self.scheduler.is_idle() && self.flight.is_empty() {
+        let frozen = self.pause.freezes();
+        if (frozen || self.scheduler.is_idle()) && self.flight.is_empty() {
+            self.pause.settle();
             self.last_end = None;
             if let Some(speculating) = &mut self.speculating {
                 speculating.report(&self.shared);
@@ -296,7 +272,7 @@ impl<W: Worker> Engine<W> {
         let now = self.shared.clock.now();
         self.last_end.get_or_insert(now);
         self.shared.step_started.store(now.as_nanos() as u64 + 1, Ordering::Release);
-        let result = self.turn();
+        let result = if frozen { self.land() } else { self.turn() };
         self.shared.step_started.store(0, Ordering::Release);
         self.report_load();
         match result {
@@ -313,13 +289,19 @@ impl<W: Worker> Engine<W> {
         }
     }
 
+    /// Collects what is in flight, and plans nothing.
+    fn land(&mut self) -> std::result::Result<(), WorkerError> {
+        while !self.flight.is_empty() {
+            self.collect_oldest()?;
+        }
+        Ok(())
+    }
+
     fn turn(&mut self) -> std::result::Result<(), WorkerError> {
         let proposing = self.flight.iter().any(|plan| plan.propose > 0);
         if proposing || self.speculating.as_ref().is_some_and(Speculating::is_engaged) {
             // Drafts follow what the step in flight will return, so there is no planning ahead of it.
-            while !self.flight.is_empty() {
-                self.collect_oldest()?;
-            }
+            self.land()?;
         }
         let mut plan = self.spare.pop().unwrap_or_default();
         let drafts = self.speculating.as_ref().is_some_and(Speculating::may_draft);
@@ -359,7 +341,7 @@ impl<W: Worker> Engine<W> {
         if plan.mask_rows.is_empty() {
             return Ok(());
         }
-        self.scheduler.fill_masks(plan, self.worker.info().vocab_size);
+        masks::fill(self.scheduler.mask_jobs(plan, self.worker.info().vocab_size));
         self.worker.sample(plan)
     }
 
@@ -412,14 +394,18 @@ impl<W: Worker> Engine<W> {
     fn obey(&mut self, command: Command) {
         match command {
             Command::Add(id, request) => {
-                // Ended between submission and here: nobody would read its output.
-                if self.shared.registry().contains_key(&id) {
-                    let eos = &self.worker.info().eos_token_ids;
-                    let seed = sibling_seed(self.seed, id.0 as u32);
-                    self.scheduler.add(id, request, eos, seed, self.shared.clock.now());
+                if let Some(request) = self.pause.hold(id, request) {
+                    self.add(id, request);
+                }
+            }
+            Command::Pause(mode, answer) => self.pause.begin(mode, answer),
+            Command::Resume => {
+                for (id, request) in self.pause.end() {
+                    self.add(id, request);
                 }
             }
             Command::End(id, reason) => {
+                self.pause.forget(id);
                 if let Some(finish) = self.scheduler.finish_of(id, reason) {
                     count_finish(&self.metrics, &finish);
                     self.scheduler.abort(id);
@@ -436,6 +422,15 @@ impl<W: Worker> Engine<W> {
                 let _ = answer.send(self.worker.control(&name, &argument));
             }
             Command::Shutdown => self.shared.stopping.store(true, Ordering::Release),
+        }
+    }
+
+    fn add(&mut self, id: RequestId, request: Arc<Request>) {
+        // Ended between submission and here: nobody would read its output.
+        if self.shared.registry().contains_key(&id) {
+            let eos = &self.worker.info().eos_token_ids;
+            let seed = sibling_seed(self.seed, id.0 as u32);
+            self.scheduler.add(id, request, eos, seed, self.shared.clock.now());
         }
     }
 
@@ -472,7 +467,8 @@ impl<W: Worker> Engine<W> {
     }
 
     fn report_load(&mut self) {
-        let (running, waiting) = (self.scheduler.num_running() as u64, self.scheduler.num_waiting() as u64);
+        let waiting = (self.scheduler.num_waiting() + self.pause.held()) as u64;
+        let running = self.scheduler.num_running() as u64;
         let pool = self.scheduler.pool();
         self.shared.running.store(running, Ordering::Relaxed);
         self.shared.waiting.store(waiting, Ordering::Relaxed);

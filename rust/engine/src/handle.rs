@@ -14,6 +14,7 @@ use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
 
 use crate::mailbox::{Mailbox, OutputStream};
+use crate::pause::PauseMode;
 use crate::worker::WorkerInfo;
 
 /// What the loop is told between steps.
@@ -25,6 +26,10 @@ pub(crate) enum Command {
     End(RequestId, FinishReason),
     /// Forget the hashed prefixes; the answer says whether it happened (no block may be in use).
     ResetPrefixCache(Sender<bool>),
+    /// Hold new requests back; the answer comes when nothing moves any more.
+    Pause(PauseMode, Sender<()>),
+    /// Take requests again.
+    Resume,
     /// Ask the worker this, with this argument in JSON; it answers in JSON, or says why not.
     Control(String, String, Sender<ControlAnswer>),
     /// Leave the loop after aborting what is left.
@@ -95,6 +100,8 @@ pub(crate) struct Shared {
     pub(crate) total_blocks: AtomicU64,
     replicas: Mutex<Vec<ReplicaStatus>>,
     remote_metrics: Mutex<Vec<String>>,
+    paused: AtomicBool,
+    asleep: AtomicBool,
     speculation: Mutex<Option<SpeculationStatus>>,
 }
 
@@ -121,6 +128,8 @@ impl Shared {
             total_blocks: AtomicU64::new(0),
             replicas: Mutex::default(),
             remote_metrics: Mutex::default(),
+            paused: AtomicBool::new(false),
+            asleep: AtomicBool::new(false),
             speculation: Mutex::default(),
         }
     }
@@ -257,10 +266,13 @@ impl EngineHandle {
             }
             Health::Failed(error) => return Err(error),
         }
+        if self.is_asleep() {
+            return Err(Error::Busy { message: "the server sleeps until /wake_up".to_owned() });
+        }
         let info = self.info().ok_or_else(|| Error::Busy { message: "loading".to_owned() })?;
         check_request(&request, info)?;
         let id = RequestId(self.shared.next_id.fetch_add(1, Ordering::Relaxed));
-        let mailbox = Arc::new(Mailbox::default());
+        let mailbox = Arc::new(Mailbox::named(&request.external_id));
         {
             let mut registry = self.shared.registry();
             if registry.len() >= self.shared.max_queue {
@@ -285,6 +297,52 @@ impl EngineHandle {
     /// Aborts a request; one that has ended already is ignored.
     pub fn abort(&self, id: RequestId) {
         self.end(id, FinishReason::Abort);
+    }
+
+    /// Aborts the requests whose caller's name is `chosen`; how many there were.
+    pub fn abort_where(&self, chosen: impl Fn(&str) -> bool) -> usize {
+        let ids: Vec<RequestId> = {
+            let registry = self.shared.registry();
+            registry.iter().filter(|(_, mailbox)| chosen(mailbox.name())).map(|(id, _)| *id).collect()
+        };
+        for id in &ids {
+            self.abort(*id);
+        }
+        ids.len()
+    }
+
+    /// Holds new requests back until [`Self::resume`]; they are taken and wait. The answer comes when nothing moves any
+    /// more, and never if the loop ends before.
+    pub fn pause(&self, mode: PauseMode) -> Receiver<()> {
+        let (answer, settled) = std::sync::mpsc::channel();
+        self.shared.paused.store(true, Ordering::Release);
+        if mode == PauseMode::Abort {
+            self.abort_where(|_| true);
+        }
+        // A loop that has ended drops the sender, which the receiver notices.
+        let _ = self.commands.send(Command::Pause(mode, answer));
+        settled
+    }
+
+    /// Ends a pause.
+    pub fn resume(&self) {
+        self.shared.paused.store(false, Ordering::Release);
+        let _ = self.commands.send(Command::Resume);
+    }
+
+    /// Whether new requests are held back.
+    pub fn is_paused(&self) -> bool {
+        self.shared.paused.load(Ordering::Acquire)
+    }
+
+    /// Refuses new requests, or takes them again.
+    pub fn set_asleep(&self, asleep: bool) {
+        self.shared.asleep.store(asleep, Ordering::Release);
+    }
+
+    /// Whether new requests are refused.
+    pub fn is_asleep(&self) -> bool {
+        self.shared.asleep.load(Ordering::Acquire)
     }
 
     /// Ends a request for a reason that the front end found (it went away, a stop string).
@@ -340,9 +398,13 @@ fn check_request(request: &Request, info: &WorkerInfo) -> Result<()> {
     if request.prompt.is_empty() {
         return Err(Error::invalid("prompt", "the prompt must have at least one token"));
     }
-    let length = request.prompt.len();
-    let limit = info.max_model_len as usize;
-    if length >= limit {
+    let (length, limit) = (request.prompt.len(), info.max_model_len as usize);
+    check_task(request, info)?;
+    if request.pooling.is_some() && length > limit {
+        let message = format!("the prompt has {length} tokens, and it may have {limit}");
+        return Err(Error::invalid("prompt", message));
+    }
+    if request.pooling.is_none() && length >= limit {
         return Err(Error::invalid(
             "prompt",
             format!("the prompt has {length} tokens, and prompt and output together may have {limit}"),
@@ -356,6 +418,20 @@ fn check_request(request: &Request, info: &WorkerInfo) -> Result<()> {
         ));
     }
     check_speculation(request.params.speculation, info.max_drafts)
+}
+
+fn check_task(request: &Request, info: &WorkerInfo) -> Result<()> {
+    let message = match (&request.pooling, &info.pooling) {
+        (Some(_), None) => {
+            "this model generates text; it returns no vectors unless it is started with --runner pooling"
+        }
+        (None, Some(pooling)) => {
+            let message = format!("this model generates no text; its task is {}", pooling.tasks());
+            return Err(Error::invalid("model", message));
+        }
+        _ => return Ok(()),
+    };
+    Err(Error::invalid("model", message))
 }
 
 fn check_speculation(asked: Option<Speculation>, max_drafts: u32) -> Result<()> {

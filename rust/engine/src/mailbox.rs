@@ -24,9 +24,21 @@ struct Slot {
 pub struct Mailbox {
     slot: Mutex<Slot>,
     arrived: Condvar,
+    /// The caller's name for the request.
+    name: Arc<str>,
 }
 
 impl Mailbox {
+    /// The mailbox of a request with this name.
+    pub fn named(name: &Arc<str>) -> Self {
+        Self { name: Arc::clone(name), ..Self::default() }
+    }
+
+    /// The caller's name for the request.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
     fn lock(&self) -> MutexGuard<'_, Slot> {
         // A panic while holding the lock leaves a whole delta or none: the data is usable either way.
         self.slot.lock().unwrap_or_else(PoisonError::into_inner)

@@ -140,6 +140,7 @@ pub fn mock_info() -> WorkerInfo {
         drafter: None,
         experts: None,
         eos_token_ids: vec![0],
+        pooling: None,
         device: "mock".to_owned(),
         dtype: "mock".to_owned(),
         plan: serde_json::Value::Null,
@@ -241,7 +242,10 @@ impl MockWorker {
         let mut output = StepOutput::default();
         let eos = self.info.eos_token_ids.first().copied().unwrap_or(0);
         let content = &self.content;
-        self.model.run(plan, &mut output, |model, choice| choose(content, eos, model, choice));
+        match &self.info.pooling {
+            Some(pooling) => self.model.pool(plan, pooling.size as usize, &mut output),
+            None => self.model.run(plan, &mut output, |model, choice| choose(content, eos, model, choice)),
+        }
         if self.has(Fault::Drafter(self.step)) {
             output.proposals.clear();
             output.proposals.failed = Some("the mock was told to fail its drafter".to_owned());

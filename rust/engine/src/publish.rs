@@ -7,11 +7,13 @@ use frizzen_sched::{Finish, RowEvent, StepOutput};
 /// Appends a row's event to what its stream has not read yet.
 pub(crate) fn extend(delta: &mut OutputDelta, event: &RowEvent, output: &StepOutput) {
     delta.tokens.extend_from_slice(&output.tokens[event.tokens.clone()]);
+    delta.tokens.extend_from_slice(&event.forced);
     if event.wants_logprobs {
         delta.logprobs.extend(output.logprobs[event.tokens.clone()].iter().map(|at| output.logprobs_of(at)));
     }
     let scores = output.prompt_logprobs[event.prompt_scores.clone()].iter();
     delta.prompt_logprobs.extend(scores.map(|at| output.logprobs_of(at)));
+    delta.pooled.extend_from_slice(&output.pooled[event.pooled.clone()]);
     delta.prefill = delta.prefill.or(event.first.map(|first| first.prefill));
     if let Some(finish) = &event.finish {
         delta.finish = Some(finish.reason.clone());
@@ -21,7 +23,7 @@ pub(crate) fn extend(delta: &mut OutputDelta, event: &RowEvent, output: &StepOut
 
 /// Counts a row's event; returns its share of the step's tokens: generated ones and computed prompt tokens.
 pub(crate) fn observe(metrics: &EngineMetrics, event: &RowEvent) -> u64 {
-    let generated = event.tokens.len() as u64;
+    let generated = (event.tokens.len() + event.forced.len()) as u64;
     metrics.tokens(generated);
     if let Some(gap) = event.gap {
         metrics.inter_token(gap.as_secs_f64());

@@ -1,6 +1,6 @@
 //! The seam between the loop and whatever computes: a torch worker, a mock, later a remote rank.
 
-use frizzen_core::TokenId;
+use frizzen_core::{PoolingInfo, TokenId};
 pub use frizzen_sched::speculation::Experts;
 use frizzen_sched::{AdmissionLimits, StepOutput, StepPlan};
 use serde::{Deserialize, Serialize};
@@ -36,6 +36,9 @@ pub struct WorkerInfo {
     pub experts: Option<Experts>,
     /// Tokens that end a request unless `ignore_eos`.
     pub eos_token_ids: Vec<TokenId>,
+    /// What its vectors are, if the model pools; such a model generates nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pooling: Option<PoolingInfo>,
     /// `cpu`, `cuda:0`, ...
     pub device: String,
     /// `float32`, `bfloat16`, ...
@@ -68,6 +71,20 @@ impl WorkerInfo {
         let usable = self.num_blocks.saturating_sub(1);
         if self.max_num_seqs == 0 || self.max_num_batched_tokens == 0 || self.block_size == 0 {
             return Err("max_num_seqs, max_num_batched_tokens and block_size must be at least 1".to_owned());
+        }
+        if self.max_model_len < 2 {
+            return Err(format!(
+                "max_model_len must be at least 2, one token of prompt and one of output, got {}",
+                self.max_model_len
+            ));
+        }
+        let whole = self.pooling.as_ref().is_some_and(|pooling| pooling.whole_prompts);
+        if whole && self.max_num_batched_tokens < self.max_model_len {
+            let (step, len) = (self.max_num_batched_tokens, self.max_model_len);
+            return Err(format!(
+                "max_num_batched_tokens must be at least max_model_len {len}, since this model computes a prompt in one \
+                 step; got {step}"
+            ));
         }
         if needed > usable {
             let (len, fits) = (self.max_model_len, usable * self.block_size);

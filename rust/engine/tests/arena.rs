@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use frizzen_core::{Request, RequestId, SamplingParams};
+use frizzen_core::{Activation, PoolingInfo, PoolingTask, Request, RequestId, SamplingParams};
 use frizzen_engine::arena::{Arena, ArenaLayout, ArenaLimits, Section};
 use frizzen_engine::mock::mock_info;
 use frizzen_engine::{WorkerError, WorkerInfo};
@@ -56,6 +56,7 @@ fn planned() -> StepPlan {
         block_size: info.block_size,
         num_blocks: info.num_blocks,
         prefix_caching: true,
+        whole_prompts: false,
         long_prefill_threshold: 0,
         spare_last_hit: false,
         policy: Policy::Fcfs,
@@ -82,6 +83,7 @@ fn planned() -> StepPlan {
             params,
             priority: 0,
             constraint: None,
+            pooling: None,
             cache_salt: None,
             external_id: "".into(),
         };
@@ -187,6 +189,37 @@ fn results_come_back_and_results_out_of_range_are_refused() {
         put(&layout, bytes, name, 1, value.to_ne_bytes());
         assert!(matches!(decode(bytes), Err(WorkerError::Fatal { .. })), "{name} = {value}");
     }
+}
+
+#[test]
+fn a_vector_comes_back_for_each_row_at_its_end_and_no_token() {
+    let pooling = PoolingInfo {
+        task: PoolingTask::Embed,
+        size: 3,
+        normalize: true,
+        dimensions: None,
+        activation: Activation::Identity,
+        labels: Vec::new(),
+        every_token: false,
+        whole_prompts: false,
+    };
+    let layout = ArenaLayout::new(ArenaLimits::for_worker(&WorkerInfo { pooling: Some(pooling), ..info() }));
+    let mut memory = Vec::new();
+    let bytes = aligned(&mut memory, layout.bytes());
+    let mut plan = planned();
+    plan.rows[0].samples = false;
+    for at in 0..6 {
+        put(&layout, bytes, "pooled", at, (at as f32 / 2.0).to_ne_bytes());
+    }
+    let decode = |bytes: &mut [u8]| {
+        let mut output = StepOutput::default();
+        Arena::new(&layout, bytes).and_then(|arena| arena.decode(&plan, 256, &mut output)).map(|()| output)
+    };
+    let output = decode(bytes).expect("in range");
+    assert_eq!((output.pooled_size, &output.pooled[..]), (3, &[1.5, 2.0, 2.5][..]));
+    assert_eq!(output.num_sampled, [0, 0]);
+    put(&layout, bytes, "num_sampled", 1, 1i32.to_ne_bytes());
+    assert!(matches!(decode(bytes), Err(WorkerError::Fatal { .. })), "such a model has no tokens");
 }
 
 #[test]

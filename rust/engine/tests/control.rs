@@ -18,6 +18,7 @@ fn request(prompt: u32) -> Request {
         params: SamplingParams { max_tokens: Some(10), ..SamplingParams::default() },
         priority: 0,
         constraint: None,
+        pooling: None,
         cache_salt: None,
         external_id: "test".into(),
     }

@@ -24,6 +24,7 @@ fn request(prompt: &[TokenId], max_tokens: u32) -> Request {
         },
         priority: 0,
         constraint: None,
+        pooling: None,
         cache_salt: None,
         external_id: "test".into(),
     }
@@ -418,6 +419,23 @@ fn requests_are_refused_while_loading_and_when_too_many_are_open() {
         Engine::new(seat, MockWorker::new(mock_info()), EngineOptions::default(), metrics.engine(0));
     let _open = handle.submit(request(&[1], 1)).expect("one is allowed");
     assert!(matches!(handle.submit(request(&[1], 1)), Err(Error::Busy { .. })));
+}
+
+#[test]
+fn sizes_with_which_no_request_can_work_are_refused_llama_cpp_23453() {
+    let good = mock_info();
+    assert_eq!(good.validate(), Ok(()));
+    for bad in [
+        WorkerInfo { max_model_len: 0, ..mock_info() },
+        WorkerInfo { max_model_len: 1, ..mock_info() },
+        WorkerInfo { max_num_seqs: 0, ..mock_info() },
+        WorkerInfo { max_num_batched_tokens: 0, ..mock_info() },
+        WorkerInfo { block_size: 0, ..mock_info() },
+        WorkerInfo { num_blocks: 1, ..mock_info() },
+        WorkerInfo { max_model_len: u32::MAX, ..mock_info() },
+    ] {
+        assert!(bad.validate().is_err(), "{bad:?}");
+    }
 }
 
 #[test]

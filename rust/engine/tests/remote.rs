@@ -15,7 +15,7 @@ use frizzen_engine::mock::{Fault, MockWorker, TimingLaw, mock_info};
 use frizzen_engine::remote::replica::{Ended, ReplicaOptions};
 use frizzen_engine::remote::wire::{self, FromReplica};
 use frizzen_engine::remote::{Dispatcher, Replica, Supervisor, SupervisorOptions};
-use frizzen_engine::{Engine, EngineHandle, EngineOptions, Health, OutputStream, seat};
+use frizzen_engine::{Engine, EngineHandle, EngineOptions, Health, OutputStream, PauseMode, seat};
 use frizzen_metrics::{Metrics, MetricsOptions, TextFormat};
 use frizzen_sched::sim::OneOf;
 
@@ -138,6 +138,7 @@ fn request(seed: u32, max_tokens: u32) -> Request {
         },
         priority: 0,
         constraint: None,
+        pooling: None,
         cache_salt: None,
         external_id: "test".into(),
     }
@@ -173,6 +174,11 @@ fn answers_are_those_of_one_engine_and_every_replica_works() {
         text.contains(&of(0)) && text.contains(&of(1))
     });
     wait_until("the prefixes can be forgotten", || fleet.handle.reset_prefix_cache());
+    fleet.handle.pause(PauseMode::Keep).recv().expect("both replicas stand still");
+    let mut held = fleet.handle.submit(request(50, 3)).unwrap();
+    assert!(held.try_next().is_none());
+    fleet.handle.resume();
+    assert_eq!(all(held).tokens.len(), 3);
     drop(fleet);
     for replica in replicas {
         assert_eq!(replica.join().unwrap().unwrap(), Ended::Told);

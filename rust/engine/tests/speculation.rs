@@ -26,6 +26,7 @@ fn request(prompt: &[TokenId], max_tokens: u32) -> Request {
         priority: 0,
         cache_salt: None,
         constraint: None,
+        pooling: None,
         external_id: "test".into(),
     }
 }

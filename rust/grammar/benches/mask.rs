@@ -45,17 +45,15 @@ fn allowed(mask: &[u32], pick: usize) -> Option<u32> {
 }
 
 fn main() {
+    if let Some(folder) = std::env::var_os("FRIZZEN_BENCH_VOCABULARY") {
+        return compare(Path::new(&folder));
+    }
     let Some(path) = std::env::var_os("FRIZZEN_TEST_GGUF") else {
         println!("set FRIZZEN_TEST_GGUF to a model file for its vocabulary");
         return;
     };
-    let tokenizer = Tokenizer::load(Path::new(&path)).expect("the file has a tokenizer");
-    let started = Instant::now();
-    let vocab_size = tokenizer.vocab_size();
-    let eos = tokenizer.eos_token_ids();
-    let compiler = GrammarCompiler::new(&tokenizer, vocab_size, eos, GrammarLimits::default())
-        .expect("a usable vocabulary");
-    println!("vocabulary of {vocab_size} tokens, compiler made in {:.0?}", started.elapsed());
+    let (compiler, made) = compiler_of(Path::new(&path));
+    println!("vocabulary made in {made:.0?}");
     println!(
         "{:<12} {:>9} {:>9} {:>9} {:>9} {:>9} {:>7}",
         "grammar", "compile", "matcher", "median", "p99", "max", "masks"
@@ -73,6 +71,41 @@ fn main() {
         report(name, Some((compiled, cloned)), &mut times);
     }
     report("all", None, &mut all);
+}
+
+fn compiler_of(path: &Path) -> (GrammarCompiler, Duration) {
+    let tokenizer = Tokenizer::load(path).expect("the file has a tokenizer");
+    let started = Instant::now();
+    let limits = GrammarLimits { max_cached: 0, ..GrammarLimits::default() };
+    let compiler =
+        GrammarCompiler::new(&tokenizer, tokenizer.vocab_size(), tokenizer.eos_token_ids(), limits);
+    (compiler.expect("a usable vocabulary"), started.elapsed())
+}
+
+/// For `benches/cpu/grammars.py`: the times of the schemas in a folder, and of masks, as JSON.
+fn compare(folder: &Path) {
+    let (compiler, made) = compiler_of(folder);
+    let text = std::fs::read_to_string(folder.join("schemas.json")).expect("the caller wrote it");
+    let schemas: Vec<serde_json::Value> = serde_json::from_str(&text).expect("a list of schemas");
+    let compile = |schema: &serde_json::Value| {
+        let spec = GrammarSpec::json("schema", schema).ok()?;
+        let started = Instant::now();
+        compiler.compile(&spec).ok()?;
+        Some(started.elapsed().as_secs_f64() * 1e3)
+    };
+    let times: Vec<Option<f64>> = schemas.iter().map(compile).collect();
+    let mut masks = serde_json::Map::new();
+    for (name, spec) in specs() {
+        let grammar = compiler.compile(&spec).expect("the specification is valid");
+        let mut times = walk(&grammar);
+        times.sort_unstable();
+        let at = |share: f64| times[((times.len() - 1) as f64 * share) as usize].as_secs_f64() * 1e6;
+        masks.insert(name.to_owned(), serde_json::json!({"p50_us": at(0.5), "p99_us": at(0.99)}));
+    }
+    println!(
+        "{}",
+        serde_json::json!({"made_ms": made.as_secs_f64() * 1e3, "compile_ms": times, "masks": masks})
+    );
 }
 
 fn walk(grammar: &frizzen_grammar::Grammar) -> Vec<Duration> {

@@ -13,7 +13,9 @@ use llguidance::toktrie::InferenceCapabilities;
 use llguidance::{JsonCompileOptions, ParserFactory};
 use serde_json::Value;
 
+use crate::gbnf;
 use crate::grammar::{Grammar, reason};
+use crate::part::{self, Special, escaped};
 use crate::schema;
 use crate::spec::{GrammarError, GrammarKind, GrammarSpec, Whitespace};
 use crate::vocabulary;
@@ -53,6 +55,7 @@ impl Default for GrammarLimits {
 struct Inner {
     factory: ParserFactory,
     end: Arc<[TokenId]>,
+    special: Vec<Special>,
     running: Mutex<usize>,
     freed: Condvar,
     /// Most recently used first.
@@ -110,6 +113,7 @@ impl GrammarCompiler {
         let inner = Inner {
             factory,
             end: eos.into(),
+            special: vocabulary::special(tokenizer, vocab_size, eos),
             running: Mutex::new(0),
             freed: Condvar::new(),
             cache: Mutex::default(),
@@ -161,7 +165,12 @@ impl GrammarCompiler {
         if size > limit {
             return Err(GrammarError::new(format!("it has {size} bytes, the limit is {limit}")));
         }
-        if let GrammarKind::Regex(text) | GrammarKind::Lark(text) = &spec.kind {
+        let texts = match &spec.kind {
+            GrammarKind::Regex(text) | GrammarKind::Lark(text) => vec![text.as_str()],
+            GrammarKind::Parts(part) => part.nested_texts(),
+            GrammarKind::Json(_) | GrammarKind::Choice(_) => Vec::new(),
+        };
+        for text in texts {
             let (depth, limit) = (nesting(text), self.limits.max_nesting);
             if depth > limit {
                 return Err(GrammarError::new(format!(
@@ -222,12 +231,13 @@ fn nesting(text: &str) -> usize {
 }
 
 fn compile(inner: &Inner, spec: &GrammarSpec) -> Result<Grammar, GrammarError> {
-    let (grammar, mut dropped) = lower(spec)?;
+    let (grammar, mut dropped) = lower(spec, &inner.special)?;
     let parser = inner.factory.create_parser(grammar).map_err(|error| {
         let reason = reason(&error);
         // A regular expression is wrapped in a grammar, whose lines nobody asked for.
-        let wrapped = matches!(spec.kind, GrammarKind::Regex(_) | GrammarKind::Choice(_));
-        let inner = reason.split_once("): ").filter(|(place, _)| wrapped && place.starts_with("at 1("));
+        let wrapped =
+            matches!(spec.kind, GrammarKind::Regex(_) | GrammarKind::Choice(_) | GrammarKind::Parts(_));
+        let inner = reason.split_once("): ").filter(|(place, _)| wrapped && place.starts_with("at "));
         GrammarError::new(inner.map_or(reason.as_str(), |(_, inner)| inner))
     })?;
     let mut matcher = llguidance::Matcher::new(Ok(parser));
@@ -235,38 +245,46 @@ fn compile(inner: &Inner, spec: &GrammarSpec) -> Result<Grammar, GrammarError> {
     if spec.lenient {
         dropped.extend(warnings.iter().map(reason));
     }
-    Grammar::new(matcher, Arc::clone(&inner.end), dropped)
+    Grammar::new(matcher, Arc::clone(&inner.end), dropped, spec.clone())
 }
 
 /// The specification in the grammar library's terms, and what was dropped from it.
-fn lower(spec: &GrammarSpec) -> Result<(TopLevelGrammar, Vec<String>), GrammarError> {
+fn lower(spec: &GrammarSpec, special: &[Special]) -> Result<(TopLevelGrammar, Vec<String>), GrammarError> {
     let grammar = match &spec.kind {
-        GrammarKind::Json(schema) => return lower_schema(schema, spec),
+        GrammarKind::Json(schema) => {
+            let (schema, dropped) = schema_for_library(schema, spec.lenient, &spec.whitespace)?;
+            return Ok((TopLevelGrammar::from_json_schema(schema), dropped));
+        }
+        GrammarKind::Parts(part) => {
+            let (lark, dropped) = part::to_lark(part, special, &spec.whitespace)?;
+            return Ok((TopLevelGrammar::from_lark(lark), dropped));
+        }
         GrammarKind::Regex(regex) => TopLevelGrammar::from_regex(regex),
         GrammarKind::Choice(texts) => {
             let texts: Vec<String> = texts.iter().map(|text| escaped(text)).collect();
             TopLevelGrammar::from_regex(&texts.join("|"))
         }
         GrammarKind::Lark(lark) => {
-            if lark.contains("::=") {
-                return Err(GrammarError::new(
-                    "grammars are in Lark's notation, where rules are written `name: ...`",
-                ));
-            }
-            TopLevelGrammar::from_lark(lark.clone())
+            let translated = if gbnf::is_gbnf(lark) { gbnf::to_lark(lark)? } else { lark.clone() };
+            TopLevelGrammar::from_lark(translated)
         }
     };
     Ok((grammar, Vec::new()))
 }
 
-fn lower_schema(schema: &str, spec: &GrammarSpec) -> Result<(TopLevelGrammar, Vec<String>), GrammarError> {
+/// A schema as the grammar library takes it, and what was dropped from it.
+pub(crate) fn schema_for_library(
+    schema: &str,
+    lenient: bool,
+    whitespace: &Whitespace,
+) -> Result<(Value, Vec<String>), GrammarError> {
     let parsed = serde_json::from_str(schema);
     let mut schema: Value = parsed.map_err(|error| GrammarError::new(format!("not valid JSON: {error}")))?;
-    let dropped = schema::check(&mut schema, spec.lenient)?;
+    let dropped = schema::check(&mut schema, lenient)?;
     if schema == Value::Bool(true) {
         schema = Value::Object(serde_json::Map::new());
     }
-    let pattern = match &spec.whitespace {
+    let pattern = match whitespace {
         Whitespace::Bounded => Some(BOUNDED_SPACE.to_owned()),
         Whitespace::None => None,
         Whitespace::Pattern(pattern) => Some(pattern.clone()),
@@ -274,21 +292,9 @@ fn lower_schema(schema: &str, spec: &GrammarSpec) -> Result<(TopLevelGrammar, Ve
     let options = JsonCompileOptions {
         whitespace_flexible: false,
         whitespace_pattern: pattern,
-        lenient: spec.lenient,
+        lenient,
         ..JsonCompileOptions::default()
     };
     options.apply_to(&mut schema);
-    Ok((TopLevelGrammar::from_json_schema(schema), dropped))
-}
-
-/// A regular expression for `text` itself.
-fn escaped(text: &str) -> String {
-    let mut regex = String::with_capacity(text.len());
-    for character in text.chars() {
-        if r"\.+*?()|[]{}^$#&-~".contains(character) {
-            regex.push('\\');
-        }
-        regex.push(character);
-    }
-    regex
+    Ok((schema, dropped))
 }

@@ -4,6 +4,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use thiserror::Error;
 
+use crate::gbnf;
+use crate::part::Part;
+use crate::structural;
+
 /// Why a specification is refused: a lower-case sentence that names the construct and where it stands.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[error("{0}")]
@@ -26,6 +30,8 @@ pub enum GrammarKind {
     Choice(Vec<String>),
     /// A grammar in Lark's notation, with the rule `start`.
     Lark(String),
+    /// A text of marked parts, such as tool calls.
+    Parts(Part),
 }
 
 /// Blank space between the tokens of JSON.
@@ -50,18 +56,20 @@ pub struct GrammarSpec {
     pub whitespace: Whitespace,
     /// Drop the keywords of a schema that cannot be enforced instead of refusing them.
     pub lenient: bool,
+    /// Bind the reasoning too.
+    pub in_reasoning: bool,
 }
 
 impl From<GrammarKind> for GrammarSpec {
     fn from(kind: GrammarKind) -> Self {
-        Self { kind, whitespace: Whitespace::default(), lenient: false }
+        Self { kind, whitespace: Whitespace::default(), lenient: false, in_reasoning: false }
     }
 }
 
 /// The kinds of constraint that a `structured_outputs` object may hold, exactly one of them.
-const KINDS: [&str; 5] = ["json", "regex", "choice", "grammar", "json_object"];
+const KINDS: [&str; 6] = ["json", "regex", "choice", "grammar", "json_object", "structural_tag"];
 /// Options beside the kind.
-const OPTIONS: [&str; 3] = ["whitespace_pattern", "disable_any_whitespace", "lenient"];
+const OPTIONS: [&str; 4] = ["whitespace_pattern", "disable_any_whitespace", "lenient", "enable_in_reasoning"];
 
 fn wrong(name: &str, wanted: &str) -> GrammarError {
     GrammarError::new(format!("{name} must be {wanted}"))
@@ -147,6 +155,7 @@ impl GrammarSpec {
             "regex" => GrammarKind::Regex(text("regex", value)?).into(),
             "choice" => GrammarKind::Choice(choices(value)?).into(),
             "grammar" => GrammarKind::Lark(text("grammar", value)?).into(),
+            "structural_tag" => GrammarKind::Parts(structural::read(value)?).into(),
             _ if *value == Value::Bool(true) => Self::json_object(),
             _ => return Err(wrong("json_object", "true or false")),
         };
@@ -156,6 +165,7 @@ impl GrammarSpec {
 
     fn read_options(&mut self, fields: &Map<String, Value>) -> Result<(), GrammarError> {
         self.lenient = flag(fields, "lenient")?;
+        self.in_reasoning = flag(fields, "enable_in_reasoning")?;
         let compact = flag(fields, "disable_any_whitespace")?;
         let pattern = match fields.get("whitespace_pattern") {
             None | Some(Value::Null) => None,
@@ -164,7 +174,8 @@ impl GrammarSpec {
         };
         let json = matches!(self.kind, GrammarKind::Json(_));
         if !json && (self.lenient || compact || pattern.is_some()) {
-            return Err(GrammarError::new(format!("{} are for JSON only", OPTIONS.join(", "))));
+            let options = OPTIONS[..3].join(", ");
+            return Err(GrammarError::new(format!("{options} are for JSON only")));
         }
         self.whitespace = match (compact, pattern) {
             (true, Some(_)) => {
@@ -178,6 +189,21 @@ impl GrammarSpec {
         Ok(())
     }
 
+    /// The language as a part of a text.
+    ///
+    /// # Errors
+    /// A grammar in EBNF that cannot be translated.
+    pub fn as_part(&self) -> Result<Part, GrammarError> {
+        Ok(match &self.kind {
+            GrammarKind::Json(schema) => Part::Json { schema: schema.clone(), lenient: self.lenient },
+            GrammarKind::Regex(regex) => Part::Regex(regex.clone()),
+            GrammarKind::Choice(texts) => Part::Any(texts.iter().map(|text| Part::text(&**text)).collect()),
+            GrammarKind::Lark(text) if gbnf::is_gbnf(text) => Part::Lark(gbnf::to_lark(text)?),
+            GrammarKind::Lark(text) => Part::Lark(text.clone()),
+            GrammarKind::Parts(part) => part.clone(),
+        })
+    }
+
     /// Bytes of the specification.
     pub fn len(&self) -> usize {
         let whitespace = if let Whitespace::Pattern(pattern) = &self.whitespace { pattern.len() } else { 0 };
@@ -185,6 +211,7 @@ impl GrammarSpec {
             + match &self.kind {
                 GrammarKind::Json(text) | GrammarKind::Regex(text) | GrammarKind::Lark(text) => text.len(),
                 GrammarKind::Choice(texts) => texts.iter().map(String::len).sum(),
+                GrammarKind::Parts(part) => part.len(),
             }
     }
 
@@ -275,7 +302,7 @@ mod tests {
     #[test]
     fn no_field_is_ignored() {
         assert!(refused(&json!({"jsno": {}})).contains("\"jsno\" is not supported"));
-        assert!(refused(&json!({"json": {}, "structural_tag": {}})).contains("structural_tag"));
+        assert!(refused(&json!({"json": {}, "structural_tag": {}})).contains("got json and structural_tag"));
         assert!(refused(&json!({"regex": "a", "whitespace_pattern": " "})).contains("for JSON only"));
         assert!(refused(&json!({"json": 1})).contains("JSON schema"));
         assert!(refused(&json!({"json": "[1]"})).contains("JSON schema"));

@@ -4,6 +4,8 @@ use frizzen_core::TokenId;
 use frizzen_text::Tokenizer;
 use llguidance::toktrie::{TokEnv, TokRxInfo, TokTrie, TokenizerEnv};
 
+use crate::part::Special;
+
 /// A trie over the bytes of the tokens.
 struct Vocabulary {
     trie: TokTrie,
@@ -23,6 +25,13 @@ impl TokenizerEnv for Vocabulary {
     fn tokenize_is_canonical(&self) -> bool {
         false
     }
+}
+
+/// Tokens that stand for no text in grammars: only by name can a grammar ask for them.
+pub(crate) fn special(tokenizer: &Tokenizer, vocab_size: u32, eos: &[TokenId]) -> Vec<Special> {
+    let ids = 0..tokenizer.vocab_size().min(vocab_size);
+    let special = ids.filter(|id| tokenizer.is_special(*id) || eos.contains(id));
+    special.map(|id| (String::from_utf8_lossy(tokenizer.token_bytes(id)).into_owned(), id)).collect()
 }
 
 /// The vocabulary of a model: `vocab_size` logits, of which `tokenizer` names the first, and `eos` end a text.

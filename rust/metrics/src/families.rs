@@ -43,6 +43,7 @@ const REQUEST_TOKENS: Buckets = Buckets(&[
 ]);
 const PARAMS_N: Buckets = Buckets(&[1.0, 2.0, 5.0, 10.0, 20.0]);
 const PREEMPTIONS: Buckets = Buckets(&[1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0]);
+const OPERATION: Buckets = Buckets(&[0.01, 0.1, 1.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0]);
 const HTTP: Buckets = Buckets(&[0.1, 0.5, 1.0]);
 const HTTP_HIGH_RESOLUTION: Buckets = Buckets(&[
     0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0, 7.5, 10.0,
@@ -193,6 +194,10 @@ families! {
         Own "kernel_info" "Which implementation serves an operation, as labels";
     kernel_rejected_info: Gauges = Gauges::default(),
         Own "kernel_rejected_info" "Implementations passed over and why, as labels";
+    sleep_duration: Histograms = histograms(OPERATION),
+        Shared "sleep_mode_operation_duration_seconds" "Duration of going to sleep and of waking up";
+    sleep_in_flight: Gauges = Gauges::default(),
+        Shared "sleep_mode_operations_in_flight" "Such operations that run now";
     unknown_fields: Counter = Counter::default(),
         Own "request_unknown_fields" "Request fields accepted without knowing them";
     http_requests: Counters = Counters::default(),

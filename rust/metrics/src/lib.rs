@@ -3,6 +3,7 @@
 //! * [`engine`]: what one engine reports. Its handles are resolved once, when the engine is made, which also creates
 //!   every series at zero; nothing looks a label up while requests run.
 //! * `speculation`: what an engine with a drafter reports besides.
+//! * `sleeping`: how long it takes to sleep and to wake up.
 //! * `worker`: what only the worker can count, read now and then.
 //! * [`http`]: one count and two histograms per route, with labels that a client cannot grow.
 //! * [`families`]: the names, the help texts and the buckets. `vllm:` names are the same instruments registered twice.
@@ -16,12 +17,14 @@ mod families;
 pub mod http;
 mod label;
 mod merge;
+mod sleeping;
 mod speculation;
 pub mod text;
 mod worker;
 
 pub use engine::{CacheConfig, EngineMetrics, FinishedRequest};
 pub use http::HttpMetrics;
+pub use sleeping::{SleepMetrics, SleepOperation, SleepTimer};
 pub use speculation::SpeculationMetrics;
 pub use text::TextFormat;
 pub use worker::WorkerMetrics;
@@ -69,6 +72,11 @@ impl Metrics {
     /// The instruments of the HTTP server.
     pub fn http(&self) -> HttpMetrics {
         HttpMetrics::new(&self.families)
+    }
+
+    /// The instruments of sleeping and waking up.
+    pub fn sleeping(&self) -> SleepMetrics {
+        SleepMetrics::new(&self.families)
     }
 
     /// Publishes the shape of an engine's KV cache as labels of a constant 1.

@@ -19,7 +19,7 @@ pub(crate) struct PyArenaLayout(pub(crate) ArenaLayout);
 impl PyArenaLayout {
     #[new]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of a Python constructor")]
-    #[pyo3(signature = (*, max_rows, max_tokens, max_drafts, max_logprobs, max_block_deltas, max_history, max_rules, vocab_size))]
+    #[pyo3(signature = (*, max_rows, max_tokens, max_drafts, max_logprobs, max_block_deltas, max_history, max_rules, vocab_size, pooled_size = 0))]
     fn new(
         max_rows: usize,
         max_tokens: usize,
@@ -29,6 +29,7 @@ impl PyArenaLayout {
         max_history: usize,
         max_rules: usize,
         vocab_size: usize,
+        pooled_size: usize,
     ) -> Self {
         Self(ArenaLayout::new(ArenaLimits {
             max_rows,
@@ -39,6 +40,7 @@ impl PyArenaLayout {
             max_history,
             max_rules,
             vocab_size,
+            pooled_size,
         }))
     }
 

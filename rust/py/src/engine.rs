@@ -13,7 +13,7 @@ use frizzen_engine::{
 };
 use frizzen_grammar::{GrammarCompiler, GrammarError, GrammarLimits, GrammarSpec};
 use frizzen_metrics::{Metrics, MetricsOptions};
-use frizzen_text::{ChatTemplate, RenderRequest, StreamOptions, TextStream, Tokenizer};
+use frizzen_text::{ChatTemplate, Cut, RenderRequest, StreamOptions, TextStream, Tokenizer};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use serde::Deserialize;
@@ -87,20 +87,20 @@ struct ChatOptions {
 }
 
 /// One prompt on its way.
-struct Pending {
-    stream: Option<OutputStream>,
-    text: Option<TextStream>,
+pub(crate) struct Pending {
+    pub(crate) stream: Option<OutputStream>,
+    pub(crate) text: Option<TextStream>,
     /// The stop token belongs to the text.
-    include_stop: bool,
-    collected: Collected,
-    done: bool,
+    pub(crate) include_stop: bool,
+    pub(crate) collected: Collected,
+    pub(crate) done: bool,
 }
 
 /// A model with its scheduler, driven by the thread that made it.
 #[pyclass(name = "Engine", module = "frizzen._core", unsendable)]
 pub(crate) struct PyEngine {
-    engine: Option<Engine<PyWorker>>,
-    handle: EngineHandle,
+    pub(crate) engine: Option<Engine<PyWorker>>,
+    pub(crate) handle: EngineHandle,
     tokenizer: Result<Arc<Tokenizer>, String>,
     template: Result<ChatTemplate, String>,
     /// Made by the first request that has a grammar.
@@ -273,6 +273,31 @@ impl PyEngine {
             .collect()
     }
 
+    /// Ids of a text or of a pair, and the index of the second text's first token where the tokenizer marks it.
+    #[pyo3(signature = (first, second = None))]
+    fn encode_pair(
+        &self,
+        py: Python<'_>,
+        first: &str,
+        second: Option<&str>,
+    ) -> PyResult<(Vec<TokenId>, Option<u32>)> {
+        let encoded = self.tokenizer(py)?.encode_pair(first, second, true, Cut::default());
+        encoded.map(|encoded| (encoded.ids, encoded.second_start)).map_err(|error| to_py(py, &error))
+    }
+
+    /// The vectors of prompts, each its ids and the index of its second text. `progress(done, total, tokens)` is called
+    /// now and then.
+    #[pyo3(signature = (prompts, options_json, progress = None))]
+    fn pool(
+        &mut self,
+        py: Python<'_>,
+        prompts: Vec<(Vec<TokenId>, Option<u32>)>,
+        options_json: &str,
+        progress: Option<Py<PyAny>>,
+    ) -> PyResult<Vec<Vec<f32>>> {
+        self.vectors(py, &prompts, options_json, progress.as_ref())
+    }
+
     /// Ends the worker. The object is unusable afterwards.
     fn close(&mut self) {
         if let Some(mut engine) = self.engine.take() {
@@ -286,7 +311,7 @@ impl PyEngine {
         self.engine.as_ref().ok_or_else(|| PyRuntimeError::new_err("this engine is closed"))
     }
 
-    fn tokenizer(&self, py: Python<'_>) -> PyResult<&Arc<Tokenizer>> {
+    pub(crate) fn tokenizer(&self, py: Python<'_>) -> PyResult<&Arc<Tokenizer>> {
         self.tokenizer.as_ref().map_err(|reason| {
             refused(py, &format!("this model has no tokenizer, so prompts are token ids: {reason}"))
         })
@@ -348,6 +373,7 @@ impl PyEngine {
             params: sampling,
             priority: 0,
             constraint,
+            pooling: None,
             cache_salt: None,
             external_id: Arc::from("generate"),
         })?;
@@ -361,7 +387,7 @@ impl PyEngine {
     }
 
     /// Runs the loop until every request is done, with a look at signals and progress between slices.
-    fn drive(
+    pub(crate) fn drive(
         &mut self,
         py: Python<'_>,
         pending: &mut [Pending],

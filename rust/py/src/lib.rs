@@ -6,6 +6,8 @@ mod engine;
 mod error;
 mod gil;
 mod output;
+mod plugins;
+mod pooling;
 mod serve;
 mod worker;
 

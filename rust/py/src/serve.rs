@@ -8,10 +8,11 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use clap::Parser;
-use frizzen_core::{Error, SystemClock};
+use frizzen_core::{Error, PoolingTask, SystemClock};
 use frizzen_engine::remote::replica::ReplicaOptions;
 use frizzen_engine::{Engine, EngineHandle, EngineOptions, EngineSeat, Health, Worker, WorkerInfo, seat};
 use frizzen_metrics::Metrics;
+use frizzen_server::defaults::SamplingDefaults;
 use frizzen_server::replicas::{Program, Replicas, read_constraint, refresh_metrics, serve_headless};
 use frizzen_server::serve::bind;
 use frizzen_server::{
@@ -42,6 +43,7 @@ const LAST_RESORT: Duration = Duration::from_secs(3);
 /// Runs the HTTP server until it is told to stop, or the engine fails. Returns the exit code.
 #[pyfunction]
 pub(crate) fn serve(py: Python<'_>, argv: Vec<String>) -> PyResult<u8> {
+    crate::plugins::prepare(py, &argv)?;
     let line = std::iter::once("frizzen serve".to_owned()).chain(argv.iter().cloned());
     let config = match Cli::try_parse_from(line) {
         Ok(cli) => cli.config,
@@ -51,7 +53,7 @@ pub(crate) fn serve(py: Python<'_>, argv: Vec<String>) -> PyResult<u8> {
             return Ok(error.exit_code() as u8);
         }
     };
-    logging::init();
+    logging::init(config.http.log_format);
     if let Err(refusal) = config.speculation.resolve() {
         tracing::error!("{refusal}");
         return Ok(2);
@@ -185,16 +187,16 @@ fn run_headless(py: Python<'_>, config: &ServerConfig) -> std::io::Result<u8> {
     let (handle, seat) = seat(clock.clone(), usize::MAX);
     let tokenizer: Arc<OnceLock<PathBuf>> = Arc::default();
     let options = {
-        let tokenizer = Arc::clone(&tokenizer);
+        let (tokenizer, template) = (Arc::clone(&tokenizer), config.http.chat_template.clone());
         let load = move || {
             let path = tokenizer.get().map(PathBuf::as_path).unwrap_or(Path::new(""));
-            Tokenizer::load(path).map(Arc::new).map_err(|error| Error::Request { message: error.to_string() })
+            load_text(path, template.as_deref())
         };
         ReplicaOptions {
             clock,
             metrics: Arc::clone(&metrics),
             refresh_metrics: refresh_metrics(&metrics, config.replicas.rank()),
-            read_constraint: read_constraint(handle.clone(), load),
+            read_constraint: read_constraint(&config.http, handle.clone(), load),
             step_timeout: config.http.step_timeout,
         }
     };
@@ -247,9 +249,16 @@ fn begin(
 ) -> Result<JoinHandle<Result<TextModel, Error>>, Error> {
     handle.set_loading("finding the model");
     let path = tokenizer_path(py, config)?;
-    let template = config.http.chat_template.clone();
+    // Defaults lie beside the weights, wherever the tokenizer is.
+    let model = resolve(py, config.engine.model()).map_err(|error| start_error(py, &error))?;
+    let http = config.http.clone();
     handle.set_loading("importing torch and loading the weights");
-    Ok(thread::spawn(move || load_text(&path, template.as_deref())))
+    Ok(thread::spawn(move || {
+        let mut text = load_text(&path, http.chat_template.as_deref())?;
+        text.defaults = SamplingDefaults::load(&http.generation_config, Path::new(&model))
+            .map_err(|message| Error::Engine { message })?;
+        Ok(text)
+    }))
 }
 
 fn joined(text: JoinHandle<Result<TextModel, Error>>) -> Result<TextModel, Error> {
@@ -331,13 +340,25 @@ fn publish_plan(metrics: &Metrics, info: &WorkerInfo) {
 /// One line that can be pasted.
 fn announce(state: &SharedState, address: SocketAddr) {
     let (url, model) = (format!("http://{address}"), &state.names[0]);
-    let body = format!(
-        r#"{{"model":"{model}","temperature":0,"messages":[{{"role":"user","content":"What is gravity?"}}]}}"#
-    );
+    let pooling = state.engine.info().and_then(|info| info.pooling.as_ref()).map(|pooling| pooling.task);
+    let (path, body) = match pooling {
+        None => (
+            "/v1/chat/completions",
+            format!(
+                r#"{{"model":"{model}","temperature":0,"messages":[{{"role":"user","content":"What is gravity?"}}]}}"#
+            ),
+        ),
+        Some(PoolingTask::Embed) => {
+            ("/v1/embeddings", format!(r#"{{"model":"{model}","input":"What is gravity?"}}"#))
+        }
+        Some(PoolingTask::Classify) => {
+            ("/classify", format!(r#"{{"model":"{model}","input":"What is gravity?"}}"#))
+        }
+    };
     // Nobody reads it if standard output is closed.
     let _ = writeln!(
         std::io::stdout(),
-        "Ready at {url}: curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'"
+        "Ready at {url}: curl {url}{path} -H 'Content-Type: application/json' -d '{body}'"
     );
     let _ = std::io::stdout().flush();
 }

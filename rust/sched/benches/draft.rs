@@ -1,7 +1,10 @@
-//! Time to take a token over and to propose for one row: `cargo bench -p frizzen-sched --bench draft`.
+//! Time to take a token over and to propose for one row, and of the choice of lengths for all: `cargo bench -p frizzen-sched --bench draft`.
 
 use frizzen_core::{RequestId, TokenId};
 use frizzen_sched::draft::{Drafter, Ngram, NgramConfig, Suffix, SuffixConfig};
+use frizzen_sched::speculation::Experts;
+use frizzen_sched::speculation::choose::Offer;
+use frizzen_sched::speculation::guard::{Fixed, Guard, MeasuredStep, Situation};
 
 fn main() {
     divan::main();
@@ -57,4 +60,33 @@ fn start_with_8192_tokens(bencher: divan::Bencher<'_, '_>, name: &str) {
     let text = text(8192);
     let mut drafter = drafter(name);
     bencher.bench_local(|| drafter.start(ID, &text, true));
+}
+
+/// The guard's choice for a drafter in the worker, when everything is known: once per step.
+#[divan::bench(args = [1, 8, 32, 128])]
+fn decide(bencher: divan::Bencher<'_, '_>, rows: usize) {
+    let mut guard = Guard::new(Some(Experts { num: 128, per_token: 8, layers: 48 }));
+    let offers = vec![Offer { survival: (1..=8).map(|at| 0.8f64.powi(at)).collect() }; rows];
+    let mut lengths = Vec::new();
+    let mut step = move || {
+        let situation = Situation {
+            rows,
+            fixed: Fixed::default(),
+            offers: &offers,
+            outlook: Some(&offers),
+            unlabelled: 0,
+        };
+        let decision = guard.decide(&situation, &mut lengths);
+        let drafts = lengths.iter().sum::<u32>() as usize;
+        guard.measure(&MeasuredStep {
+            rows,
+            drafts,
+            proposed: decision.propose,
+            tokens: rows + drafts / 2,
+            seconds: 0.01 + 1e-5 * (rows + drafts) as f64,
+            governed: true,
+        });
+    };
+    (0..300).for_each(|_| step());
+    bencher.bench_local(step);
 }

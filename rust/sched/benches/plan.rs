@@ -29,6 +29,7 @@ impl Decode {
             block_size: 16,
             num_blocks: blocks,
             prefix_caching: true,
+            whole_prompts: false,
             long_prefill_threshold: 0,
             spare_last_hit: false,
             policy: Policy::Fcfs,
@@ -44,6 +45,7 @@ impl Decode {
                 params,
                 priority: 0,
                 constraint: None,
+                pooling: None,
                 cache_salt: None,
                 external_id: "".into(),
             };

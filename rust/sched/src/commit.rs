@@ -18,8 +18,13 @@ pub struct RowEvent {
     pub request: RequestId,
     /// Its new tokens: a range of [`StepOutput::tokens`] and, if it asked, of [`StepOutput::logprobs`].
     pub tokens: Range<usize>,
+    /// Tokens after them that needed no sampling, because its constraint allows no others; their KV is computed with
+    /// the next step's. None for requests whose tokens need more than to be known: log-probabilities, penalties.
+    pub forced: Vec<TokenId>,
     /// True if the request asked for log-probabilities.
     pub wants_logprobs: bool,
+    /// The request's vector: a range of [`StepOutput::pooled`]; empty unless it pools and this is its end.
+    pub pooled: Range<usize>,
     /// Newly scored prompt positions: a range of [`StepOutput::prompt_logprobs`].
     pub prompt_scores: Range<usize>,
     /// With the first token only.
@@ -56,6 +61,13 @@ pub struct Finish {
     pub max_tokens: Option<u32>,
     /// Prompt tokens taken from the prefix cache.
     pub cached_tokens: u32,
+}
+
+/// A row's parts of the step's results.
+struct RowResults {
+    tokens: Range<usize>,
+    pooled: Range<usize>,
+    scores: Range<usize>,
 }
 
 impl StepOutput {
@@ -111,8 +123,11 @@ impl Scheduler {
         events: &mut Vec<RowEvent>,
     ) {
         events.clear();
+        // A drafter of the worker proposes after the token that was sampled, and knows no others.
+        let appends = plan.propose == 0 && self.lookahead == 0;
         let mut next_token = 0;
         let mut next_prompt = 0;
+        let mut next_vector = 0;
         for (at, row) in plan.rows.iter().enumerate() {
             let sampled = output.num_sampled[at] as usize;
             let tokens = next_token..next_token + sampled;
@@ -121,12 +136,15 @@ impl Scheduler {
                 plan.prompt_positions[next_prompt..].iter().take_while(|p| p.row as usize == at).count();
             let scores = next_prompt..next_prompt + scores;
             next_prompt = scores.end;
+            let pooled = next_vector..next_vector + if row.samples { output.pooled_size } else { 0 };
+            next_vector = pooled.end;
             // The request has ended, or was preempted and computes this again: the output is stale.
             let Some(slot) = self.index.get(&row.request).copied() else { continue };
             if self.state(slot).epoch != row.epoch {
                 continue;
             }
-            self.commit_row(slot, row, output, tokens, scores, now, events);
+            let results = RowResults { tokens, pooled, scores };
+            self.commit_row(slot, row, output, results, now, appends, events);
         }
     }
 
@@ -135,20 +153,17 @@ impl Scheduler {
         self.index.get(&id).map(|slot| self.state(*slot).finish(reason))
     }
 
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "one call site; the arguments are the row's slices of the step"
-    )]
     fn commit_row(
         &mut self,
         slot: usize,
         row: &PlannedRow,
         output: &StepOutput,
-        tokens: Range<usize>,
-        prompt_scores: Range<usize>,
+        results: RowResults,
         now: Duration,
+        appends: bool,
         events: &mut Vec<RowEvent>,
     ) {
+        let RowResults { tokens, pooled, scores: prompt_scores } = results;
         let state = self.state_mut(slot);
         state.prompt_scored += prompt_scores.len() as u32;
         if row.samples {
@@ -161,11 +176,18 @@ impl Scheduler {
         let failure = output.failed.iter().find(|(failed, _)| *failed == row.row);
         let (kept, mut reason) = match failure {
             Some((_, message)) => (0, Some(FinishReason::Error(Error::Request { message: message.clone() }))),
+            None if state.pools() => (0, row.samples.then_some(FinishReason::Stop(StopReason::Complete))),
             None => append_tokens(state, &output.tokens[tokens.clone()]),
         };
+        let forced = if reason.is_none() && row.samples && appends {
+            append_forced(state, &output.tokens[tokens.clone()], &mut reason)
+        } else {
+            Vec::new()
+        };
+        let has_vector = failure.is_none() && !pooled.is_empty();
         let mut first = None;
         let mut gap = None;
-        if kept > 0 {
+        if kept > 0 || has_vector {
             gap = state.timing.last_token.map(|last| now.saturating_sub(last));
             if state.timing.first_token.is_none() {
                 state.timing.first_token = Some(now);
@@ -182,6 +204,8 @@ impl Scheduler {
         events.push(RowEvent {
             request: row.request,
             tokens: tokens.start..tokens.start + kept,
+            forced,
+            pooled: if has_vector { pooled } else { 0..0 },
             wants_logprobs: state.request.params.logprobs.is_some(),
             prompt_scores,
             first,
@@ -209,6 +233,21 @@ impl Scheduler {
     }
 }
 
+/// Appends what the constraint leaves no choice about after `sampled`, and ends the request if that does.
+fn append_forced(state: &mut State, sampled: &[TokenId], reason: &mut Option<FinishReason>) -> Vec<TokenId> {
+    let params = &state.request.params;
+    // The worker counts tokens for penalties as it samples them, and has log-probabilities of sampled ones only.
+    if params.logprobs.is_some() || params.needs_history() || params.min_tokens > 0 {
+        return Vec::new();
+    }
+    let foreseen = state.constrained.as_mut().map(|constrained| constrained.take_foreseen(sampled));
+    let mut forced = foreseen.unwrap_or_default();
+    let (kept, end) = append_tokens(state, &forced);
+    forced.truncate(kept);
+    *reason = end;
+    forced
+}
+
 /// Appends tokens up to and including the one that ends the request. Returns how many, and the reason.
 fn append_tokens(state: &mut State, tokens: &[TokenId]) -> (usize, Option<FinishReason>) {
     let before = state.tokens.len();
@@ -228,6 +267,9 @@ fn append_tokens(state: &mut State, tokens: &[TokenId]) -> (usize, Option<Finish
         state.tokens.truncate(before + taken);
         kept = taken;
         reason = end.or(reason);
+        if constrained.is_over() {
+            state.constrained = None;
+        }
     }
     if reason.is_some() {
         // KV past the end may belong to drafts that no longer count.

@@ -25,6 +25,8 @@ pub struct SchedulerConfig {
     pub num_blocks: u32,
     /// Share the blocks of equal prefixes.
     pub prefix_caching: bool,
+    /// Compute a prompt in one step or not at all: its tokens attend to each other in both directions.
+    pub whole_prompts: bool,
     /// Most tokens of one prompt in a step while other requests are there; 0 is no limit.
     pub long_prefill_threshold: u32,
     /// Admission and preemption order.

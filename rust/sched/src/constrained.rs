@@ -3,7 +3,7 @@
 use frizzen_core::{Constraint, Error, FinishReason, StopReason, TokenId, TokenMatcher};
 
 use crate::plan::LAST_SAMPLED;
-use crate::window::ConstraintScope;
+use crate::window::{Allowed, ConstraintScope};
 
 /// A matcher, how far it has come, and what part of the output it binds.
 #[derive(Debug)]
@@ -12,102 +12,191 @@ pub(crate) struct Constrained {
     scope: ConstraintScope,
     /// Why the step in flight cannot count: no mask could be made for it.
     failure: Option<Error>,
+    /// What follows the window of the step in flight, where one token only is allowed, again and again.
+    foreseen: Vec<TokenId>,
+    /// Tokens of that window.
+    window: usize,
+    /// A mask that no worker sees.
+    scratch: Vec<u32>,
 }
 
+/// Most tokens that are appended without a step of their own.
+const MAX_FORESEEN: usize = 32;
+
 impl Constrained {
-    pub fn new(constraint: &dyn Constraint, scope: ConstraintScope) -> Self {
-        Self { matcher: constraint.matcher(), scope, failure: None }
+    pub fn new(constraint: &dyn Constraint) -> Self {
+        let mut matcher = constraint.matcher();
+        let scope = constraint.reasoning().map_or_else(ConstraintScope::default, |reasoning| {
+            let bound = !matcher.is_free();
+            ConstraintScope::of(reasoning, bound.then_some(|token| matcher.validate(&[token]) == 1))
+        });
+        Self::with(matcher, scope)
+    }
+
+    fn with(matcher: Box<dyn TokenMatcher>, scope: ConstraintScope) -> Self {
+        let (foreseen, scratch) = (Vec::new(), Vec::new());
+        Self { matcher, scope, failure: None, foreseen, window: 0, scratch }
+    }
+
+    #[cfg(test)]
+    fn with_scope(constraint: &dyn Constraint, scope: ConstraintScope) -> Self {
+        Self::with(constraint.matcher(), scope)
+    }
+
+    /// True if nothing is constrained any more: reasoning was all that there was to watch, and it has ended.
+    pub fn is_over(&self) -> bool {
+        self.matcher.is_free() && self.scope.is_bound_for_good()
     }
 
     /// How many of `drafts`, from the front, the constraint may let through. `stops` end the request: no draft after one.
-    pub fn validate(&mut self, drafts: &[TokenId]) -> usize {
-        let start = self.scope.start(drafts);
-        if start.leaves_drafts_unvalidated(drafts.len()) {
-            return drafts.len();
+    pub fn validate(&mut self, drafts: &[TokenId], stops: &[TokenId]) -> usize {
+        let mut walk = Walk::new(&self.scope);
+        let mut kept = 0;
+        for token in drafts {
+            let stop = stops.contains(token);
+            if stop && !self.matcher.can_end() || self.step_over(*token, stop, &mut walk).is_err() {
+                break;
+            }
+            kept += 1;
+            if stop {
+                break;
+            }
         }
-        start.index() + self.matcher.validate(&drafts[start.index()..])
+        self.take_back(&walk);
+        kept
     }
 
-    /// Appends one mask of `words` words per token of `window`, and one more: row `i` is for the token after `i` tokens
+    /// Writes one mask of `words` words per token of `window`, and one more: row `i` is for the token after `i` tokens
     /// of the window. Rows that nothing binds are all ones.
     ///
-    /// `stops` end the request; they are allowed where the output may end, and nowhere else. A window ends at its first
-    /// [`LAST_SAMPLED`], which is padding: the row before it is the last that is bound. A token that the constraint
-    /// forbids is no error here: verification refuses it, and later rows repeat the last one that is known.
-    pub fn fill(&mut self, window: &[i32], stops: &[TokenId], words: usize, masks: &mut Vec<u32>) {
-        let known: Vec<TokenId> = window
-            .iter()
-            .take_while(|token| **token != LAST_SAMPLED)
-            .map(|token| *token as TokenId)
-            .collect();
-        let start = self.scope.start(&known);
-        let end = masks.len() + (window.len() + 1) * words;
-        let mut walk = Walk { advanced: 0, ended: false, refused_after: None };
-        for row in 0..=window.len() {
-            let at = masks.len();
-            masks.resize(at + words, u32::MAX);
-            if row > known.len() || !start.binds_row_after(row) || walk.ended {
-                continue;
+    /// `stops` end the request; they are allowed where the output may end, and nowhere else, reasoning included. A window
+    /// ends at its first [`LAST_SAMPLED`], which is padding: the row before it is the last that is bound. A token that
+    /// the constraint forbids is no error here: verification refuses it, and later rows repeat the last one that is
+    /// known.
+    pub fn fill(&mut self, window: &[i32], stops: &[TokenId], words: usize, masks: &mut [u32]) {
+        debug_assert_eq!(masks.len(), (window.len() + 1) * words, "a mask per sampled position");
+        let padding = window.iter().position(|token| *token == LAST_SAMPLED);
+        let known = &window[..padding.unwrap_or(window.len())];
+        masks.fill(u32::MAX);
+        let mut walk = Walk::new(&self.scope);
+        self.foreseen.clear();
+        for row in 0..=known.len() {
+            let (at, end) = (row * words, (row + 1) * words);
+            if let Err(error) = self.fill_row(&walk.scope, stops, &mut masks[at..end]) {
+                // The worker needs some token to choose; what it chooses does not count.
+                masks[at..end].fill(u32::MAX);
+                self.failure = Some(error);
+                break;
             }
-            if let Some(last) = walk.refused_after {
-                masks.copy_within(last..last + words, at);
-                continue;
-            }
-            let can_end = match self.fill_row(stops, &mut masks[at..]) {
-                Ok(can_end) => can_end,
-                Err(error) => {
-                    // The worker needs some token to choose; what it chooses does not count.
-                    masks[at..].fill(u32::MAX);
-                    self.failure = Some(error);
-                    break;
-                }
+            let Some(token) = known.get(row).map(|token| *token as TokenId) else {
+                self.window = known.len();
+                self.foresee(only_token(&masks[at..end]), stops, words, &mut walk);
+                break;
             };
-            if let Some(token) = known.get(row) {
-                self.step_over(*token, stops, can_end, at, &mut walk);
+            let stop = stops.contains(&token);
+            if stop && self.matcher.can_end() {
+                // Nothing that the rows after the end choose can count.
+                break;
+            }
+            if stop || self.step_over(token, false, &mut walk).is_err() {
+                for later in row + 1..=known.len() {
+                    masks.copy_within(at..end, later * words);
+                }
+                break;
             }
         }
-        masks.resize(end, u32::MAX);
-        if self.failure.is_none()
-            && let Err(error) = self.matcher.rollback(walk.advanced)
+        self.take_back(&walk);
+    }
+
+    /// Goes on from a row that allows one token only, for as long as that is so. While the model runs this costs nothing,
+    /// and the tokens after the first one need no sampling.
+    fn foresee(&mut self, mut only: Option<TokenId>, stops: &[TokenId], words: usize, walk: &mut Walk) {
+        let mut mask = std::mem::take(&mut self.scratch);
+        while let Some(token) = only.filter(|token| !stops.contains(token))
+            && self.foreseen.len() < MAX_FORESEEN
+            && self.step_over(token, false, walk).is_ok()
+        {
+            self.foreseen.push(token);
+            mask.clear();
+            mask.resize(words, u32::MAX);
+            let filled = !self.matcher.is_complete() && self.fill_row(&walk.scope, stops, &mut mask).is_ok();
+            only = only_token(&mask).filter(|_| filled);
+        }
+        self.scratch = mask;
+    }
+
+    /// The tokens that follow `sampled`, those of the step in flight, because nothing else may. To be accepted like
+    /// sampled ones.
+    pub fn take_foreseen(&mut self, sampled: &[TokenId]) -> Vec<TokenId> {
+        // If a draft was refused, the last token is not that of the last row.
+        let last_row = sampled.len() == self.window + 1 && sampled.last() == self.foreseen.first();
+        if last_row && self.foreseen.len() > 1 { self.foreseen.drain(1..).collect() } else { Vec::new() }
+    }
+
+    /// Moves past a token of a window. An error leaves everything as it was.
+    fn step_over(&mut self, token: TokenId, stop: bool, walk: &mut Walk) -> Result<(), Error> {
+        if stop {
+            return Ok(());
+        }
+        match walk.scope.allowed() {
+            Allowed::Only(only) if only != token => return Err(forbidden(token)),
+            Allowed::AllBut(some) if some.contains(&token) => return Err(forbidden(token)),
+            Allowed::Bound(opening) if opening != Some(token) => {
+                self.matcher.accept(token)?;
+                walk.advanced += 1;
+            }
+            _ => {}
+        }
+        walk.scope.advance(token);
+        Ok(())
+    }
+
+    fn take_back(&mut self, walk: &Walk) {
+        if let Err(error) = self.matcher.rollback(walk.advanced)
+            && self.failure.is_none()
         {
             self.failure = Some(error);
         }
     }
 
-    /// Writes the mask of the current state; returns whether the output may end here.
-    fn fill_row(&mut self, stops: &[TokenId], mask: &mut [u32]) -> Result<bool, Error> {
-        self.matcher.fill(mask)?;
+    /// Writes the mask of the state that `scope` and the matcher are in.
+    fn fill_row(
+        &mut self,
+        scope: &ConstraintScope,
+        stops: &[TokenId],
+        mask: &mut [u32],
+    ) -> Result<(), Error> {
         let can_end = self.matcher.can_end();
-        for stop in stops {
-            if let Some(word) = mask.get_mut(*stop as usize / 32) {
-                let bit = 1 << (stop % 32);
-                *word = if can_end { *word | bit } else { *word & !bit };
+        match scope.allowed() {
+            Allowed::Only(token) => {
+                mask.fill(0);
+                set(mask, token, true);
+                return Ok(());
+            }
+            Allowed::AllBut(some) => {
+                if !can_end {
+                    set_all(mask, stops, false);
+                }
+                set_all(mask, some, false);
+            }
+            Allowed::Bound(opening) => {
+                self.matcher.fill(mask)?;
+                set_all(mask, stops, can_end);
+                if let Some(token) = opening {
+                    set(mask, token, true);
+                }
             }
         }
-        if mask.iter().all(|word| *word == 0) {
-            if can_end {
-                // The output is complete and no token says so: what this row chooses is dropped.
-                mask.fill(u32::MAX);
-                return Ok(true);
-            }
-            return Err(Error::Request {
-                message: "no token can follow that both the grammar and the request's stop tokens allow"
-                    .to_owned(),
-            });
+        if mask.iter().any(|word| *word != 0) {
+            return Ok(());
         }
-        Ok(can_end)
-    }
-
-    fn step_over(&mut self, token: TokenId, stops: &[TokenId], can_end: bool, row: usize, walk: &mut Walk) {
-        if stops.contains(&token) {
-            walk.ended = can_end;
-        } else if self.matcher.accept(token).is_ok() {
-            walk.advanced += 1;
-            return;
+        if can_end {
+            // The output is complete and no token says so: what this row chooses is dropped.
+            mask.fill(u32::MAX);
+            return Ok(());
         }
-        if !walk.ended {
-            walk.refused_after = Some(row);
-        }
+        let message = "no token can follow that both the grammar and the request's stop tokens allow";
+        Err(Error::Request { message: message.to_owned() })
     }
 
     /// Takes over tokens that were sampled, the last of which may be a stop. Returns how many of them count, and the end
@@ -116,10 +205,7 @@ impl Constrained {
         if let Some(error) = self.failure.take() {
             return (0, Some(FinishReason::Error(error)));
         }
-        let bound = self.scope.accept(tokens);
-        let first = tokens.len() - bound.len();
-        for (at, token) in bound.iter().enumerate() {
-            let at = first + at;
+        for (at, token) in tokens.iter().enumerate() {
             if ends_in_stop && at + 1 == tokens.len() {
                 if self.matcher.can_end() {
                     break;
@@ -127,10 +213,13 @@ impl Constrained {
                 let message = format!("the grammar forbids the end of the output at token {token}");
                 return (at, Some(FinishReason::Error(Error::Request { message })));
             }
-            if let Err(error) = self.matcher.accept(*token) {
+            let mut walk = Walk { scope: std::mem::take(&mut self.scope), advanced: 0 };
+            let taken = self.step_over(*token, false, &mut walk);
+            self.scope = walk.scope;
+            if let Err(error) = taken {
                 return (at, Some(FinishReason::Error(error)));
             }
-            if self.matcher.is_complete() {
+            if walk.advanced > 0 && self.matcher.is_complete() {
                 return (at + 1, Some(FinishReason::Stop(StopReason::Complete)));
             }
         }
@@ -138,14 +227,41 @@ impl Constrained {
     }
 }
 
+fn forbidden(token: TokenId) -> Error {
+    Error::Request { message: format!("token {token} cannot follow here: a marker of reasoning is forced") }
+}
+
+/// The token of a mask that allows one.
+fn only_token(mask: &[u32]) -> Option<TokenId> {
+    let mut words = mask.iter().enumerate().filter(|(_, word)| **word != 0);
+    let (at, word) = words.next()?;
+    (word.is_power_of_two() && words.next().is_none()).then(|| at as u32 * 32 + word.trailing_zeros())
+}
+
+fn set_all(mask: &mut [u32], tokens: &[TokenId], allowed: bool) {
+    for token in tokens {
+        set(mask, *token, allowed);
+    }
+}
+
+fn set(mask: &mut [u32], token: TokenId, allowed: bool) {
+    if let Some(word) = mask.get_mut(token as usize / 32) {
+        let bit = 1 << (token % 32);
+        *word = if allowed { *word | bit } else { *word & !bit };
+    }
+}
+
 /// A walk over the tokens of a window.
 struct Walk {
+    scope: ConstraintScope,
     /// Tokens that the matcher took, to be taken back.
     advanced: usize,
-    /// A stop was stepped over: the rows after it are free, because nothing that they choose can count.
-    ended: bool,
-    /// Where the mask begins that forbade a token of the window.
-    refused_after: Option<usize>,
+}
+
+impl Walk {
+    fn new(scope: &ConstraintScope) -> Self {
+        Self { scope: scope.clone(), advanced: 0 }
+    }
 }
 
 #[cfg(test)]

@@ -30,5 +30,5 @@ pub use plan::{
     Admission, BlockDelta, LAST_SAMPLED, PlannedRow, PositionLogprobs, PromptPosition, Proposals, StepOutput,
     StepPlan,
 };
-pub use scheduler::{Scheduler, SchedulerCounters};
-pub use window::{ConstraintScope, ConstraintStart, ReasoningBoundary, ReasoningMarkers};
+pub use scheduler::{MaskJob, Scheduler, SchedulerCounters};
+pub use window::{Allowed, ConstraintScope, ConstraintStart, ReasoningBoundary};

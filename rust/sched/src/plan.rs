@@ -25,7 +25,8 @@ pub struct PlannedRow {
     pub num_tokens: u32,
     /// How many of them, at the end, are drafts to be verified.
     pub num_drafts: u32,
-    /// False for a prefill chunk that does not reach the last known token: nothing is sampled.
+    /// False for a prefill chunk that does not reach the last known token: nothing is sampled. A request that pools has its
+    /// result where another would sample.
     pub samples: bool,
     /// The token after the row's last one, if it is known already (`samples` is false), else -1.
     pub next_token: i32,
@@ -184,6 +185,10 @@ pub struct StepOutput {
     pub prompt_logprobs: Vec<PositionLogprobs>,
     /// The alternatives that `logprobs` and `prompt_logprobs` point into.
     pub top: Vec<(TokenId, f32)>,
+    /// Numbers per vector of `pooled`; 0 if nothing pools.
+    pub pooled_size: usize,
+    /// A vector for each row that `samples`, in order, where the model pools; those of failed rows mean nothing.
+    pub pooled: Vec<f32>,
     /// Rows that failed on their own (say, logits that are not finite), with the reason.
     pub failed: Vec<(RowId, String)>,
     /// What the worker's drafter proposes for the next step; empty without one.
@@ -221,6 +226,8 @@ impl StepOutput {
         self.logprobs.clear();
         self.prompt_logprobs.clear();
         self.top.clear();
+        self.pooled_size = 0;
+        self.pooled.clear();
         self.failed.clear();
         self.proposals.clear();
     }

@@ -58,7 +58,12 @@ impl Scheduler {
     /// What a request may compute within the budget.
     fn share_of(&self, slot: usize, budget: u32) -> u32 {
         let state = self.state(slot);
-        let mut n = state.wanted().min(budget);
+        let wanted = state.wanted();
+        if self.config.whole_prompts {
+            // One that is over the budget has a step to itself.
+            return if wanted <= budget || self.selected.is_empty() { wanted } else { 0 };
+        }
+        let mut n = wanted.min(budget);
         let threshold = self.config.long_prefill_threshold;
         // A lone prompt has nobody to make room for.
         if threshold > 0 && !state.is_decoding() && self.index.len() > 1 {
@@ -163,7 +168,8 @@ impl Scheduler {
 
     /// Counts the tokens as computed, so that the next step can be planned at once.
     fn take_share(&mut self, slot: usize, num_tokens: u32, budget: &mut u32) {
-        *budget -= num_tokens;
+        // Only a whole prompt is over the budget.
+        *budget = budget.saturating_sub(num_tokens);
         self.state_mut(slot).computed += num_tokens;
         self.selected.push(Selected { slot, num_tokens });
     }
@@ -210,6 +216,10 @@ impl Scheduler {
             let cached = hits as u32 * self.config.block_size;
             self.state_mut(slot).computed = cached;
             let num_tokens = self.share_of(slot, *budget);
+            if num_tokens == 0 {
+                self.state_mut(slot).computed = 0;
+                break;
+            }
             let needed = self.missing_blocks(slot, num_tokens);
             // A hit on a block that nobody holds takes it off the free list too.
             let revived = self.hit_blocks(slot, hits).filter(|block| self.pool.is_free(*block)).count();

@@ -17,7 +17,6 @@ use crate::plan::StepPlan;
 use crate::planner::Selected;
 use crate::pool::BlockPool;
 use crate::state::{State, Times};
-use crate::window::ConstraintScope;
 
 /// Counters since the engine started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -28,6 +27,23 @@ pub struct SchedulerCounters {
     pub prefix_hits: u64,
     /// Requests that lost their blocks.
     pub preemptions: u64,
+}
+
+/// The masks of one row of a plan, to be filled on any thread.
+#[derive(Debug)]
+pub struct MaskJob<'a> {
+    constrained: &'a mut Constrained,
+    window: &'a [i32],
+    stops: &'a [TokenId],
+    words: usize,
+    masks: &'a mut [u32],
+}
+
+impl MaskJob<'_> {
+    /// Fills them.
+    pub fn run(self) {
+        self.constrained.fill(self.window, self.stops, self.words, self.masks);
+    }
 }
 
 /// Decides what each step computes.
@@ -87,6 +103,11 @@ impl Scheduler {
         let stops = eos.iter().chain(&params.stop_token_ids).copied().collect();
         let prompt_len = request.prompt.len() as u32;
         let max_tokens = params.max_tokens.unwrap_or(u32::MAX);
+        let max_total = match request.pooling {
+            // One result, which takes no place in the context.
+            Some(_) => prompt_len + 1,
+            None => prompt_len.saturating_add(max_tokens).min(self.config.max_model_len),
+        };
         let state = State {
             id,
             seed: params.seed.unwrap_or(seed),
@@ -94,12 +115,9 @@ impl Scheduler {
             num_eos: eos.len(),
             arrival: self.arrivals,
             tokens: request.prompt.to_vec(),
-            constrained: request
-                .constraint
-                .as_deref()
-                .map(|constraint| Constrained::new(constraint, ConstraintScope::default())),
+            constrained: request.constraint.as_deref().map(Constrained::new),
             drafts: Vec::new(),
-            max_total: prompt_len.saturating_add(max_tokens).min(self.config.max_model_len),
+            max_total,
             computed: 0,
             placeholders: 0,
             drafts_in_flight: 0,
@@ -139,7 +157,8 @@ impl Scheduler {
     pub fn set_drafts(&mut self, id: RequestId, drafts: &[TokenId]) {
         if let Some(slot) = self.index.get(&id).copied() {
             let state = self.state_mut(slot);
-            let kept = state.constrained.as_mut().map_or(drafts.len(), |own| own.validate(drafts));
+            let kept =
+                state.constrained.as_mut().map_or(drafts.len(), |own| own.validate(drafts, &state.stops));
             state.drafts.clear();
             state.drafts.extend_from_slice(&drafts[..kept]);
         }
@@ -150,18 +169,37 @@ impl Scheduler {
     /// Apart from [`Self::plan`] so that the model can start meanwhile. To be called before the plan's results are
     /// committed and before another plan is made.
     pub fn fill_masks(&mut self, plan: &mut StepPlan, vocab_size: u32) {
+        self.mask_jobs(plan, vocab_size).into_iter().for_each(MaskJob::run);
+    }
+
+    /// The work of [`Self::fill_masks`], by row: the caller may run it on several threads.
+    pub fn mask_jobs<'a>(&'a mut self, plan: &'a mut StepPlan, vocab_size: u32) -> Vec<MaskJob<'a>> {
         let words = vocab_size.div_ceil(32) as usize;
         plan.masks.clear();
-        let mut end = 0;
-        for row in &plan.rows {
+        if plan.mask_rows.is_empty() {
+            return Vec::new();
+        }
+        plan.masks.resize(plan.mask_rows.len() * words, u32::MAX);
+        let StepPlan { rows, input_ids, masks, .. } = plan;
+        let (mut rest, mut end) = (&mut masks[..], 0);
+        let mut shares: FxHashMap<usize, (&[i32], &mut [u32])> = FxHashMap::default();
+        for row in &*rows {
             end += row.num_tokens as usize;
             let Some(slot) = self.index.get(&row.request).copied().filter(|_| row.samples) else { continue };
-            let state = self.states[slot].as_mut().expect("the index refers only to live requests");
-            if let Some(constrained) = &mut state.constrained {
-                let drafts = &plan.input_ids[end - row.num_drafts as usize..end];
-                constrained.fill(drafts, &state.stops, words, &mut plan.masks);
+            if self.state(slot).constrained.is_some() {
+                let window = &input_ids[end - row.num_drafts as usize..end];
+                let (own, others) = rest.split_at_mut((window.len() + 1) * words);
+                rest = others;
+                shares.insert(slot, (window, own));
             }
         }
+        let states = self.states.iter_mut().enumerate();
+        let jobs = states.filter_map(|(slot, state)| {
+            let (window, masks) = shares.remove(&slot)?;
+            let State { constrained, stops, .. } = state.as_mut()?;
+            Some(MaskJob { constrained: constrained.as_mut()?, window, stops, words, masks })
+        });
+        jobs.collect()
     }
 
     /// Drafts that could be verified after the tokens known now without passing the request's end; 0 if it has no row.

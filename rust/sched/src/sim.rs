@@ -59,6 +59,14 @@ const fn link(chain: u64, token: TokenId) -> u64 {
     z ^ (z >> 29)
 }
 
+/// Numbers from -1 to 1, exact in single precision.
+fn vector_of(chain: u64, size: usize) -> impl Iterator<Item = f32> {
+    (0..size as u32).map(move |at| {
+        let bits = link(chain, at).wrapping_mul(0xd134_2543_de82_ef95) >> 48;
+        bits as f32 / 32768.0 - 1.0
+    })
+}
+
 /// `token`, or the next one that the position's mask allows.
 fn allowed(plan: &StepPlan, sample: usize, token: TokenId) -> TokenId {
     let Ok(row) = plan.mask_rows.binary_search(&(sample as u32)) else { return token };
@@ -98,6 +106,24 @@ impl ChainModel {
         let draw = choice.uniform.to_bits();
         let z = (choice.chain ^ draw).wrapping_mul(0xd134_2543_de82_ef95);
         ((z >> 33) % u64::from(self.vocab_size)) as TokenId
+    }
+
+    /// Runs a step of a model that pools: the vector of a row is made of the hash of all its tokens.
+    pub fn pool(&mut self, plan: &StepPlan, size: usize, output: &mut StepOutput) {
+        let mut chains = Vec::new();
+        self.run(plan, output, |_, choice| {
+            chains.push(choice.chain);
+            0
+        });
+        output.tokens.clear();
+        output.num_sampled.fill(0);
+        output.pooled_size = size;
+        output.pooled.extend(chains.iter().flat_map(|chain| vector_of(*chain, size)));
+    }
+
+    /// The vector of a prompt: what any schedule must produce.
+    pub fn vector(prompt: &[TokenId], size: usize) -> Vec<f32> {
+        vector_of(prompt.iter().fold(0, |chain, token| link(chain, *token)), size).collect()
     }
 
     /// The greedy text after `prompt`: what any schedule must produce.

@@ -63,6 +63,11 @@ impl State {
         self.request.prompt.len() as u32
     }
 
+    /// True if the result is a vector.
+    pub fn pools(&self) -> bool {
+        self.request.pooling.is_some()
+    }
+
     pub fn num_outputs(&self) -> u32 {
         self.tokens.len() as u32 - self.prompt_len()
     }
@@ -79,7 +84,8 @@ impl State {
 
     /// Drafts that may be verified now: none while others are in flight, and none that could pass the end.
     pub fn usable_drafts(&self) -> u32 {
-        if self.placeholders > 0 || self.drafts_in_flight > 0 {
+        // Tokens without KV, beside the last one, come first: the prompt's, or what a constraint has forced.
+        if self.placeholders > 0 || self.drafts_in_flight > 0 || self.computed + 1 < self.known() {
             return 0;
         }
         let room = self.max_total.saturating_sub(self.known() + 1);

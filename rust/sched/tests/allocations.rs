@@ -44,6 +44,7 @@ fn a_steady_decode_allocates_nothing_in_plan_and_commit() {
         block_size: 16,
         num_blocks: 64 * 32 + 1,
         prefix_caching: true,
+        whole_prompts: false,
         long_prefill_threshold: 0,
         spare_last_hit: false,
         policy: Policy::Fcfs,
@@ -59,6 +60,7 @@ fn a_steady_decode_allocates_nothing_in_plan_and_commit() {
             params,
             priority: 0,
             constraint: None,
+            pooling: None,
             cache_salt: None,
             external_id: "".into(),
         };

@@ -104,7 +104,9 @@ impl Loop {
         let micros = 1000 + 10 * plan.num_tokens() as u64 + 100 * u64::from(plan.propose);
         self.speculator.learn(&plan, &output, &events, Duration::from_micros(micros));
         for event in &events {
-            self.texts.entry(event.request).or_default().extend(&output.tokens[event.tokens.clone()]);
+            let text = self.texts.entry(event.request).or_default();
+            text.extend(&output.tokens[event.tokens.clone()]);
+            text.extend(&event.forced);
         }
         let mut first = 0;
         for (row, count) in plan.rows.iter().zip(&output.proposals.counts) {

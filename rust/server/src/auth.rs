@@ -5,6 +5,9 @@ use axum::http::{HeaderMap, StatusCode};
 
 use crate::error::ApiError;
 
+/// Where Anthropic's clients put their key.
+const API_KEY: &str = "x-api-key";
+
 /// The keys of which a request must bring one; none means that everything is open.
 #[derive(Clone, Default)]
 pub struct ApiKeys(Vec<Box<[u8]>>);
@@ -28,22 +31,24 @@ impl ApiKeys {
         Self(keys.into_iter().filter(|key| !key.is_empty()).map(|key| key.into_bytes().into()).collect())
     }
 
-    /// Checks the `Authorization` header. Two of them are as good as none.
+    /// Checks the `Authorization` header, or `x-api-key`, which Anthropic's clients send. Two of one kind are as good as
+    /// none, and if both are there, both must fit.
     pub fn check(&self, headers: &HeaderMap) -> Result<(), ApiError> {
         if self.0.is_empty() {
             return Ok(());
         }
-        let mut values = headers.get_all(AUTHORIZATION).iter();
-        let given = match (values.next(), values.next()) {
-            (Some(value), None) => bearer(value.as_bytes()),
-            _ => None,
-        };
+        let bearers = headers.get_all(AUTHORIZATION).iter().map(|value| bearer(value.as_bytes()));
+        let plain = headers.get_all(API_KEY).iter().map(|value| Some(value.as_bytes()));
+        let is_single = [headers.get_all(AUTHORIZATION), headers.get_all(API_KEY)]
+            .iter()
+            .all(|all| all.iter().count() <= 1);
         // Every key is compared, whichever fits.
-        let fits = given.is_some_and(|given| self.0.iter().fold(false, |fits, key| fits | same(key, given)));
-        if fits {
+        let fits = |given: &[u8]| self.0.iter().fold(false, |fits, key| fits | same(key, given));
+        let given: Vec<bool> = bearers.chain(plain).map(|given| given.is_some_and(fits)).collect();
+        if is_single && !given.is_empty() && given.iter().all(|fits| *fits) {
             Ok(())
         } else {
-            let message = "an Authorization header with a valid bearer key is needed";
+            let message = "an Authorization header with a valid bearer key, or x-api-key with one, is needed";
             Err(ApiError::new(StatusCode::UNAUTHORIZED, message))
         }
     }
@@ -85,6 +90,29 @@ mod tests {
             assert!(!allowed(&keys, &[bad]), "{bad:?}");
         }
         assert!(!allowed(&keys, &[]));
+    }
+
+    #[test]
+    fn anthropics_header_opens_too_and_a_wrong_one_beside_a_right_one_does_not() {
+        let keys = ApiKeys::new(["k".to_owned()]);
+        let allowed = |pairs: &[(&'static str, &str)]| {
+            let mut map = HeaderMap::new();
+            for (name, value) in pairs {
+                map.append(*name, value.parse().unwrap());
+            }
+            keys.check(&map).is_ok()
+        };
+        assert!(allowed(&[("x-api-key", "k")]));
+        assert!(allowed(&[("x-api-key", "k"), ("authorization", "Bearer k")]));
+        for bad in [
+            &[("x-api-key", "kk")][..],
+            &[("x-api-key", "")],
+            &[("x-api-key", "k"), ("authorization", "Bearer x")],
+            &[("x-api-key", "x"), ("authorization", "Bearer k")],
+            &[("x-api-key", "k"), ("x-api-key", "k")],
+        ] {
+            assert!(!allowed(bad), "{bad:?}");
+        }
     }
 
     #[test]

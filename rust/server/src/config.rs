@@ -14,6 +14,7 @@ use frizzen_metrics::MetricsOptions;
 use frizzen_sched::Policy;
 use serde::Serialize;
 
+use crate::logging::LogFormat;
 use crate::parsing::ParsingArgs;
 use crate::replicas::ReplicaArgs;
 
@@ -64,6 +65,14 @@ pub struct EngineArgs {
     #[arg(long)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub load_format: Option<String>,
+    /// Generate text (generate) or return vectors (pooling); auto is what the checkpoint was made for
+    #[arg(long, value_name = "auto|generate|pooling")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub runner: Option<String>,
+    /// How a model pools, as JSON: `pooling_type` (MEAN, CLS or LAST) and `normalize`
+    #[arg(long, value_name = "JSON")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pooler_config: Option<String>,
     /// Prompt and output together, in tokens
     #[arg(long, value_name = "TOKENS", value_parser = parse_count)]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -80,6 +89,10 @@ pub struct EngineArgs {
     #[arg(long, alias = "kv-cache-memory-bytes", value_name = "BYTES", value_parser = parse_size)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kv_cache_memory: Option<u64>,
+    /// Type of keys and values in the KV cache: auto (the model's) or `fp8_e4m3`
+    #[arg(long, value_name = "TYPE")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kv_cache_dtype: Option<String>,
     /// Tokens per KV block
     #[arg(long, value_name = "TOKENS")]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -254,12 +267,24 @@ pub struct HttpArgs {
     /// Largest request body, such as 32M
     #[arg(long, value_name = "BYTES", default_value = "32M", value_parser = parse_size)]
     pub body_limit: u64,
+    /// Defaults of sampling: the model's `generation_config.json` (auto), OpenAI's (vllm, none), or those of a directory
+    #[arg(long, value_name = "auto|vllm|none|DIR", default_value = "auto")]
+    pub generation_config: String,
+    /// Bytes for finished responses that later ones may refer to (`previous_response_id`), such as 64M; 0 stores none
+    #[arg(long, value_name = "BYTES", default_value = "64M", value_parser = parse_size)]
+    pub response_store: u64,
     /// Seconds that open requests get to end after SIGTERM
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = parse_seconds)]
     pub drain_timeout: Duration,
     /// Seconds that one step may take before the engine counts as dead
     #[arg(long, value_name = "SECONDS", default_value = "300", value_parser = parse_seconds)]
     pub step_timeout: Duration,
+    /// Seconds that a client may take for the head of a request, and a connection may idle; 0 is no limit
+    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = parse_seconds)]
+    pub header_timeout: Duration,
+    /// Form of the log: text, or one JSON object per line
+    #[arg(long, value_enum, default_value_t)]
+    pub log_format: LogFormat,
     /// Seconds of silence in a stream after which a comment is sent; 0 never sends one
     #[arg(long, value_name = "SECONDS", default_value = "15", value_parser = parse_seconds)]
     pub keep_alive: Duration,
@@ -438,6 +463,8 @@ mod tests {
             "8k",
             "--kv-cache-memory-bytes",
             "1G",
+            "--kv-cache-dtype",
+            "fp8_e4m3",
             "--no-enable-prefix-caching",
             "--overlap",
             "--enforce-eager",
@@ -448,8 +475,8 @@ mod tests {
         assert_eq!(
             fields,
             serde_json::json!({"model": "dir", "served_model_name": "a", "max_model_len": 8000,
-                "kv_cache_memory": 1 << 30, "enforce_eager": true, "strict": true, "enable_prefix_caching": false,
-                "overlap": true})
+                "kv_cache_memory": 1 << 30, "kv_cache_dtype": "fp8_e4m3", "enforce_eager": true, "strict": true,
+                "enable_prefix_caching": false, "overlap": true})
         );
     }
 
@@ -508,6 +535,23 @@ mod tests {
         assert_eq!(parse(&["m", "--overlap", "--no-overlap"]).scheduling.overlap(), Some(false));
         assert_eq!(parse(&["m", "--no-overlap", "--overlap"]).scheduling.overlap(), Some(true));
         assert_eq!(parse(&["m"]).scheduling.overlap(), None);
+    }
+
+    #[test]
+    fn flags_with_which_nothing_can_work_are_refused_llama_cpp_23453() {
+        for bad in [
+            ["--max-model-len", "0"],
+            ["--max-model-len", "-1"],
+            ["--max-num-seqs", "-1"],
+            ["--max-num-batched-tokens", "0"],
+            ["--block-size", "-3"],
+            ["--kv-cache-memory", "1.5x"],
+            ["--port", "70000"],
+            ["--max-queue", "-1"],
+            ["--header-timeout", "inf"],
+        ] {
+            assert!(Cli::try_parse_from(["serve", "m"].iter().chain(&bad)).is_err(), "{bad:?}");
+        }
     }
 
     #[test]

@@ -38,14 +38,28 @@ pub async fn edge(State(state): State<SharedState>, mut request: Request, next: 
         Ok(()) => next.run(request).await,
         Err(error) => error.into_response(),
     };
+    if let Some(error) = response.extensions_mut().remove::<ApiError>()
+        && route.is_some_and(routes::Route::is_anthropic)
+    {
+        let mut body = Vec::new();
+        error.write_anthropic(Some(&name), &mut body);
+        *response.body_mut() = body.into();
+    }
     if let Ok(value) = HeaderValue::from_str(&name) {
+        if route.is_some_and(routes::Route::is_anthropic) {
+            response.headers_mut().insert("request-id", value.clone());
+        }
         response.headers_mut().insert(REQUEST_ID, value);
     }
     let handler = route.map_or(NO_ROUTE, |route| route.path);
     if !UNCOUNTED.contains(&handler) {
         let (status, seconds) = (response.status().as_u16(), started.elapsed().as_secs_f64());
         state.http_metrics.answered(method.as_str(), handler, status, seconds);
-        tracing::debug!(request = %name, %method, handler, status, seconds, "answered");
+        if status == 500 {
+            tracing::warn!(request = %name, %method, handler, status, seconds, "answered");
+        } else {
+            tracing::debug!(request = %name, %method, handler, status, seconds, "answered");
+        }
     }
     if method == HttpMethod::HEAD { response.map(|_| Body::empty()) } else { response }
 }

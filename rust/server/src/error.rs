@@ -48,6 +48,42 @@ impl ApiError {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, message)
     }
 
+    /// The same error in a dialect with other names of fields: pairs of a chat's name and its own.
+    #[must_use]
+    pub fn renamed(mut self, names: &[(&'static str, &'static str)]) -> Self {
+        let renamed = names.iter().find(|(chat, _)| self.param.as_deref() == Some(*chat));
+        if let Some((chat, own)) = renamed {
+            self.param = Some((*own).into());
+            // Most messages begin with the field.
+            if let Some(rest) = self.message.strip_prefix(chat) {
+                self.message = format!("{own}{rest}").into();
+            }
+        }
+        self
+    }
+
+    /// What a request ends with that the server ended, for dialects that have no word for that.
+    pub fn aborted() -> Self {
+        Self::busy("the request was aborted")
+    }
+
+    /// Appends Anthropic's form: `{"type":"error","error":{...},"request_id":...}`.
+    pub fn write_anthropic(&self, request_id: Option<&str>, out: &mut Vec<u8>) {
+        let kind = match self.status.as_u16() {
+            401 => "authentication_error",
+            403 => "permission_error",
+            404 => "not_found_error",
+            413 => "request_too_large",
+            429 => "rate_limit_error",
+            503 => "overloaded_error",
+            400..=499 => "invalid_request_error",
+            _ => "api_error",
+        };
+        let error = serde_json::json!({"type": kind, "message": self.message});
+        let body = serde_json::json!({"type": "error", "error": error, "request_id": request_id});
+        out.extend_from_slice(body.to_string().as_bytes());
+    }
+
     /// The `type` of the body.
     pub fn kind(&self) -> &'static str {
         match self.status.as_u16() {
@@ -111,6 +147,8 @@ impl IntoResponse for ApiError {
         if let Some(allow) = self.allow {
             headers.insert(ALLOW, HeaderValue::from_static(allow));
         }
+        // For the edge, which knows in whose words the route speaks.
+        response.extensions_mut().insert(self);
         response
     }
 }

@@ -7,24 +7,26 @@ use axum::extract::{Path, Request, State};
 use axum::http::header::{ACCEPT, CONTENT_TYPE};
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
+use frizzen_core::Error;
 use frizzen_engine::{Health, ReplicaStatus};
 use frizzen_metrics::TextFormat;
+use frizzen_text::ChatTemplate;
 use serde_json::{Value, json};
 
 use crate::body;
 use crate::edge::{self, RequestName};
 use crate::error::ApiError;
-use crate::output::generation;
 use crate::output::stream::EventStream;
+use crate::output::{ChoiceDelta, generation};
 use crate::parse::parse_now;
 use crate::prepare::{self, off_thread};
 use crate::request::chat::conversation;
 use crate::request::{Dialect, Fields, ToolChoice};
 use crate::state::{AppState, SharedState};
 
-type Answer = Result<Response, ApiError>;
+pub(crate) type Answer = Result<Response, ApiError>;
 
-fn to_json(value: &Value) -> Response {
+pub(crate) fn to_json(value: &Value) -> Response {
     edge::json(value.to_string().into_bytes())
 }
 
@@ -39,7 +41,7 @@ pub async fn completions(State(state): State<SharedState>, request: Request) -> 
 }
 
 /// Whoever leaves, wherever, drops this future or the body it returned, and with it the generation.
-async fn generate(state: SharedState, request: Request, dialect: Dialect) -> Answer {
+pub(crate) async fn generate(state: SharedState, request: Request, dialect: Dialect) -> Answer {
     state.model()?;
     state.check_samples(1)?;
     let name = request.extensions().get::<RequestName>().map(|name| Arc::clone(&name.0));
@@ -55,6 +57,11 @@ async fn generate(state: SharedState, request: Request, dialect: Dialect) -> Ans
         return Ok(edge::event_stream(Body::from_stream(events)));
     }
     let choices = generation::collect(&mut generation).await?;
+    let is_aborted =
+        |choice: &ChoiceDelta| choice.finish.as_ref().is_some_and(|finish| finish.reason == "abort");
+    if matches!(dialect, Dialect::Responses | Dialect::Messages) && choices.iter().any(is_aborted) {
+        return Err(ApiError::aborted());
+    }
     let mut out = Vec::new();
     writer.answer(&choices, &generation.usage(), &mut out);
     Ok(edge::json(out))
@@ -184,6 +191,10 @@ pub async fn plan(State(state): State<SharedState>) -> Answer {
 /// `GET /v1/speculation`
 pub async fn speculation(State(state): State<SharedState>) -> Answer {
     state.model()?;
+    if !state.engine.replicas().is_empty() && state.model()?.0.max_drafts > 0 {
+        let message = "every engine keeps an account of its own, and the front end has none: see /metrics";
+        return Err(Error::unsupported("data_parallel_size", message).into());
+    }
     let Some(status) = state.engine.speculation() else { return Ok(to_json(&json!({"drafter": null}))) };
     let totals = &status.totals;
     let steps = status.step_seconds.iter().map(|(length, seconds)| json!([length, seconds * 1e3]));
@@ -219,6 +230,21 @@ pub async fn reset_prefix_cache(State(state): State<SharedState>) -> Answer {
     // The engine answers between two steps.
     let reset = off_thread(move || Ok(state.engine.reset_prefix_cache())).await?;
     Ok(to_json(&json!({"reset": reset})))
+}
+
+/// `GET /tokenizer_info`
+pub async fn tokenizer_info(State(state): State<SharedState>) -> Answer {
+    let (info, model) = state.model()?;
+    let special = model.tokenizer.special_tokens();
+    let templates: Vec<&str> = model.template.iter().flat_map(ChatTemplate::sources).collect();
+    Ok(to_json(&json!({
+        "vocab_size": model.tokenizer.vocab_size(),
+        "model_vocab_size": info.vocab_size,
+        "max_model_len": info.max_model_len,
+        "special_tokens": special.names,
+        "eos_token_ids": info.eos_token_ids,
+        "chat_template": templates.first(),
+    })))
 }
 
 /// `POST /tokenize`

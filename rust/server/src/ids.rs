@@ -41,6 +41,14 @@ impl IdSource {
     }
 }
 
+/// What stands before the name of a request in the id of its answer.
+const PREFIXES: [&str; 4] = ["chatcmpl-", "cmpl-", "resp_", "msg_"];
+
+/// The name of a request in the id of its answer, or the name itself.
+pub fn without_prefix(id: &str) -> &str {
+    PREFIXES.iter().find_map(|prefix| id.strip_prefix(prefix)).unwrap_or(id)
+}
+
 /// True if `name` can stand in logs, headers and answers as it is.
 pub fn is_name(name: &str) -> bool {
     (1..=MAX_NAME).contains(&name.len()) && name.bytes().all(|byte| byte.is_ascii_graphic())

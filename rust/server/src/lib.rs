@@ -1,19 +1,27 @@
 //! The HTTP server. It knows the engine by its handle and never touches Python.
 //!
-//! * [`config`]: the flags. [`state`]: what handlers share.
-//! * [`routes`]: the route table. [`edge`]: request ids, keys, metrics. [`handlers`]: the handlers. [`body`],
-//!   [`auth`], [`ids`], [`error`]: their parts.
+//! * [`config`]: the flags; [`defaults`]: what requests get that do not say. [`state`]: what handlers share.
+//! * [`routes`]: the route table; [`openapi`]: its description. [`edge`]: request ids, keys, metrics. [`handlers`],
+//!   [`dialects`], [`administration`]: the handlers. [`body`], [`auth`], [`ids`], [`error`]: their parts.
 //! * [`request`]: bodies, parsed and checked. [`prepare`], [`lower`]: from there to the engine.
 //! * [`parsing`]: which parsers read the model's text. [`parse`]: them alone, without a model.
+//! * [`pooling`]: embeddings, classification, scores and rankings.
+//! * [`store`]: finished responses, for requests that refer to them.
 //! * [`output`]: from the engine's deltas to the bytes of an answer.
 //! * [`replicas`]: several engines on one host, and headless ones.
+//! * [`connections`]: listening and accepting. [`serve`], [`shutdown`]: life of a server. [`logging`]: the log.
+//!   [`mock`]: a server without a model.
 //! * [`worker_report`]: what only the worker can count, for the metrics.
-//! * [`serve`], [`shutdown`]: life of a server. [`logging`]: the log. [`mock`]: a server without a model.
 
+pub mod administration;
 pub mod auth;
 pub mod body;
 pub mod config;
+pub mod connections;
+pub mod defaults;
+pub mod dialects;
 pub mod edge;
+mod enforce;
 pub mod error;
 pub mod handlers;
 pub mod ids;
@@ -21,9 +29,11 @@ mod json;
 pub mod logging;
 pub mod lower;
 pub mod mock;
+pub mod openapi;
 pub mod output;
 pub mod parse;
 pub mod parsing;
+pub mod pooling;
 pub mod prepare;
 pub mod replicas;
 pub mod request;
@@ -31,9 +41,10 @@ pub mod routes;
 pub mod serve;
 pub mod shutdown;
 pub mod state;
+pub mod store;
 pub mod worker_report;
 
 pub use config::ServerConfig;
-pub use serve::{Outcome, runtime};
+pub use serve::{Outcome, runtime, runtime_goes_on};
 pub use shutdown::ShutdownRequests;
 pub use state::{AppState, SharedState, TextModel};

@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use frizzen_core::{Constraint, ParamLimits, Request, SamplingParams, TokenId};
 use frizzen_engine::EngineHandle;
-use frizzen_grammar::Grammar;
 use frizzen_text::parse::{Format, Start};
 use frizzen_text::{StreamOptions, TextStream, Tokenizer};
 
@@ -122,7 +121,7 @@ impl<'a> Plan<'a> {
     pub fn lower(
         &self,
         prompts: &[TokenPrompt],
-        grammar: Option<&Arc<Grammar>>,
+        constraint: Option<&Arc<dyn Constraint>>,
         external_id: &Arc<str>,
         tokenizer: &Arc<Tokenizer>,
         writer: Box<dyn Writer>,
@@ -139,7 +138,8 @@ impl<'a> Plan<'a> {
                     prompt: Arc::clone(&prompt.tokens),
                     params: SamplingParams { seed, ..params.clone() },
                     priority: common.priority,
-                    constraint: grammar.map(|grammar| Arc::clone(grammar) as Arc<dyn Constraint>),
+                    constraint: constraint.map(Arc::clone),
+                    pooling: None,
                     cache_salt: salt.clone(),
                     external_id: Arc::clone(external_id),
                 };

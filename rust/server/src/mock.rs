@@ -7,7 +7,7 @@ use std::io;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use frizzen_core::{Error, SystemClock};
+use frizzen_core::{Activation, Error, PoolingInfo, PoolingTask, SystemClock};
 use frizzen_engine::mock::{MockWorker, mock_info};
 use frizzen_engine::remote::replica::ReplicaOptions;
 use frizzen_engine::{Engine, EngineSeat, WorkerInfo, seat};
@@ -35,6 +35,31 @@ const TEMPLATE: &str = "{% for message in messages %}<|start|>{{ message.role }}
 /// The shape of a mock with the byte tokenizer, to be adjusted with struct update syntax.
 pub fn info() -> WorkerInfo {
     WorkerInfo { vocab_size: VOCAB_SIZE, eos_token_ids: vec![END], plan: json!({"ops": []}), ..mock_info() }
+}
+
+/// Embeddings of this length, of which each number is made of all tokens.
+pub fn embeds(size: u32) -> PoolingInfo {
+    PoolingInfo {
+        task: PoolingTask::Embed,
+        size,
+        normalize: true,
+        dimensions: None,
+        activation: Activation::Identity,
+        labels: Vec::new(),
+        every_token: false,
+        whole_prompts: false,
+    }
+}
+
+/// A classifier of so many classes; with one class it judges pairs.
+pub fn classifies(classes: u32) -> PoolingInfo {
+    PoolingInfo {
+        task: PoolingTask::Classify,
+        normalize: false,
+        activation: if classes == 1 { Activation::Sigmoid } else { Activation::Softmax },
+        labels: (0..classes).map(|class| format!("LABEL_{class}")).collect(),
+        ..embeds(classes)
+    }
 }
 
 /// The byte tokenizer with its chat template, ready to serve.
@@ -90,11 +115,15 @@ pub fn headless(config: &ServerConfig, worker: MockWorker, text: TextModel) -> i
     let clock = Arc::new(SystemClock::new());
     let metrics = Arc::new(Metrics::new(&config.metrics_options()));
     let (handle, seat) = seat(clock.clone(), usize::MAX);
+    let template = config.http.chat_template.clone();
     let options = ReplicaOptions {
         clock,
         metrics: Arc::clone(&metrics),
         refresh_metrics: refresh_metrics(&metrics, config.replicas.rank()),
-        read_constraint: read_constraint(handle.clone(), move || Ok(Arc::clone(&text.tokenizer))),
+        read_constraint: read_constraint(&config.http, handle.clone(), move || {
+            TextModel::load(Arc::clone(&text.tokenizer), template.as_deref())
+                .map_err(|error| Error::Request { message: error.to_string() })
+        }),
         step_timeout: config.http.step_timeout,
     };
     let thread = run_engine(config, seat, worker, metrics, config.replicas.rank());

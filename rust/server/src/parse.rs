@@ -45,7 +45,12 @@ pub fn parse_now(state: &AppState, body: &[u8]) -> Result<Value, ApiError> {
     };
     state.note(&fields.finish());
 
-    let setup = Setup { start, tools: Arc::new(ToolSchemas::new(&declared)), id_seed: state.ids.seed() };
+    let setup = Setup {
+        start,
+        tools: Arc::new(ToolSchemas::new(&declared)),
+        id_seed: state.ids.seed(),
+        ..Setup::default()
+    };
     let mut parser = MessageParser::new(format, &setup);
     let mut message = Message::default();
     for delta in parser.push(&text).into_iter().chain(parser.finish()) {

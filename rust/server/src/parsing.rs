@@ -2,7 +2,7 @@
 
 use clap::Args;
 use frizzen_text::ChatTemplate;
-use frizzen_text::parse::{Format, ReasoningFormat, ToolFormat, registry};
+use frizzen_text::parse::{Format, ReasoningFormat, ToolFormat, plugin};
 
 /// A format that was asked for.
 #[derive(Debug)]
@@ -31,6 +31,12 @@ pub struct ParsingArgs {
     /// How the model writes tool calls: auto goes by the chat template
     #[arg(long, value_name = "NAME", value_parser = parse_tools)]
     pub tool_call_parser: Option<Wanted<ToolFormat>>,
+    /// Where a parser of one's own comes from: a Python module or file that registers reasoning parsers
+    #[arg(long, value_name = "MODULE|FILE")]
+    pub reasoning_parser_plugin: Option<String>,
+    /// The same for tool parsers
+    #[arg(long, value_name = "MODULE|FILE")]
+    pub tool_parser_plugin: Option<String>,
     /// Let the model decide whether to call a tool; without --tool-call-parser, the same as --tool-call-parser auto
     #[arg(long)]
     pub enable_auto_tool_choice: bool,
@@ -42,14 +48,14 @@ pub struct ParsingArgs {
 /// # Errors
 /// Lists the names, for one that is none of them.
 pub fn parse_reasoning(name: &str) -> Result<Wanted<ReasoningFormat>, String> {
-    let names = || registry::REASONING.iter().map(|format| format.name);
+    let names = || plugin::reasoning().map(|format| format.name);
     wanted(name, ReasoningFormat::named(name), names)
 }
 
 /// # Errors
 /// Lists the names, for one that is none of them.
 pub fn parse_tools(name: &str) -> Result<Wanted<ToolFormat>, String> {
-    wanted(name, ToolFormat::named(name), || registry::TOOLS.iter().map(|format| format.name))
+    wanted(name, ToolFormat::named(name), || plugin::tools().map(|format| format.name))
 }
 
 fn wanted<T, N: Iterator<Item = &'static str>>(
@@ -80,6 +86,11 @@ pub fn choose<T>(
 }
 
 impl ParsingArgs {
+    /// True if a plug-in is asked for.
+    pub const fn has_plugins(&self) -> bool {
+        self.reasoning_parser_plugin.is_some() || self.tool_parser_plugin.is_some()
+    }
+
     fn tools(&self) -> Option<Wanted<ToolFormat>> {
         self.tool_call_parser.or(self.enable_auto_tool_choice.then_some(Wanted::Auto))
     }

@@ -6,15 +6,25 @@ use std::sync::Arc;
 use frizzen_core::TokenId;
 use frizzen_grammar::Grammar;
 use frizzen_text::parse::{Format, Setup, Start, ToolSchemas};
+use serde_json::{Map, Value};
 
+use crate::enforce::{self, Enforced};
 use crate::error::ApiError;
 use crate::ids::is_name;
 use crate::lower::{Lowered, Plan, PromptKind, Reading, TokenPrompt};
 use crate::output::message::{Reader, Shape};
+use crate::output::messages::Messages;
+use crate::output::responses::Responses;
+use crate::output::tokens::Tokens;
 use crate::output::writer::Header;
-use crate::output::{Echo, Envelope, Pieces, chat, completion};
-use crate::request::{ChatRequest, Common, CompletionRequest, Dialect, Fields, Limits, Prompt, ToolChoice};
+use crate::output::{Echo, Envelope, Pieces, Writer, chat, completion};
+use crate::pooling::run::check_generates;
+use crate::request::{
+    ChatRequest, Common, CompletionRequest, Dialect, Fields, Limits, Prompt, ResponsesRequest, ToolChoice,
+    messages, tokens,
+};
 use crate::state::{AppState, TextModel, unix_time};
+use crate::store::Keep;
 
 /// Bodies longer than this many bytes are prepared on the blocking pool.
 const INLINE: usize = 4096;
@@ -36,7 +46,7 @@ pub async fn prepare(
 /// True if the body may name a field whose grammar has to be compiled. A field that is spelled with escapes is missed, and
 /// then prepared where it delays others.
 fn may_ask_for_grammar(body: &[u8]) -> bool {
-    let names = [&b"response_format"[..], b"structured_outputs"];
+    let names = [&b"response_format"[..], b"structured_outputs", b"\"format\"", b"output_format", b"tools"];
     names.iter().any(|name| body.windows(name.len()).any(|part| part == *name))
 }
 
@@ -54,14 +64,48 @@ pub async fn off_thread<T: Send + 'static>(
 
 fn prepare_now(state: &AppState, dialect: Dialect, body: &[u8], name: Arc<str>) -> Result<Lowered, ApiError> {
     let (info, model) = state.model()?;
-    let limits = state.limits(info, model.format);
+    check_generates(info)?;
+    let limits = state.limits(info, model);
     let (fields, unused) = Fields::parse(body, dialect)?;
     state.note(&unused);
     let job = Job { state, model, name };
     match dialect {
-        Dialect::Chat => job.chat(&ChatRequest::read(fields, &limits)?, &limits),
-        Dialect::Completions => job.completion(CompletionRequest::read(fields, &limits)?, &limits),
+        Dialect::Chat => job.chat(&ChatRequest::read(fields, &limits)?, &limits, Voice::Chat),
+        Dialect::Messages => job.chat(&messages::read(fields, &limits)?, &limits, Voice::Messages),
+        Dialect::Responses => {
+            let recall = |id: &str| state.store.conversation(id);
+            let request = ResponsesRequest::read(fields, &limits, &recall)?;
+            job.chat(&request.chat, &limits, Voice::Responses { echo: request.echo, store: request.store })
+                .map_err(|error| error.renamed(&[("messages", "input")]))
+        }
+        Dialect::Completions => job.completion(CompletionRequest::read(fields, &limits)?, &limits, dialect),
+        Dialect::Tokens => {
+            let (request, unused) = tokens::read(fields, &limits)?;
+            state.note(&unused);
+            job.completion(request, &limits, dialect)
+        }
     }
+}
+
+/// In whose words a conversation is answered.
+enum Voice {
+    Chat,
+    Messages,
+    /// What the answer repeats of the request, and whether it is kept.
+    Responses {
+        echo: Map<String, Value>,
+        store: bool,
+    },
+}
+
+/// What a writer needs to know about an answer.
+struct Said<'a> {
+    name: &'a Arc<str>,
+    served: &'a str,
+    grammar: Option<&'a Grammar>,
+    tokens: &'a Arc<[TokenId]>,
+    readers: Vec<Reader>,
+    shape: Shape,
 }
 
 /// What the steps of one preparation share.
@@ -76,7 +120,7 @@ fn as_count(n: Option<u32>) -> Option<usize> {
 }
 
 impl Job<'_> {
-    fn chat(self, request: &ChatRequest, limits: &Limits) -> Result<Lowered, ApiError> {
+    fn chat(self, request: &ChatRequest, limits: &Limits, voice: Voice) -> Result<Lowered, ApiError> {
         let ChatRequest { common, conversation, .. } = request;
         let served = self.state.check_model(common.model.as_deref())?;
         self.state.check_samples(common.n as usize)?;
@@ -93,38 +137,65 @@ impl Job<'_> {
             reasoning_content: self.state.http.parsing.emit_reasoning_content,
             parallel: request.parallel_tool_calls,
         };
-        let readers = self.readers(request, &reading, shape);
-        // The grammar binds from the first token on, which the template has made a token of reasoning.
-        if let (Some(grammar), Start::Reasoning) = (&common.grammar, reading.start) {
-            let message = format!(
-                "{} cannot be enforced after reasoning, and the chat template has begun it; chat_template_kwargs may \
-                 turn it off",
-                grammar.field
-            );
-            return Err(ApiError::unsupported(grammar.field, message));
-        }
+        let wanted = enforce::of_chat(request, &reading, self.model)?;
+        let readers = self.readers(request, &reading, shape, wanted.is_some());
+        let start = reading.start;
         let plan = plan.reading(reading);
         let tokens: Arc<[TokenId]> =
             plan.tokenise(&text, common.add_special.unwrap_or(false), self.model)?.into();
-        let grammar = self.state.grammar(common.grammar.as_ref())?;
-        let name = self.answer_name(common);
-        let writer = chat::Chat::new(
-            envelope(
-                &format!("chatcmpl-{name}"),
-                served,
-                ["chat.completion.chunk", "chat.completion"],
-                common,
-                grammar.as_deref(),
-            ),
-            self.pieces(common),
-            Arc::clone(&tokens),
-            as_count(common.params.logprobs),
-            as_count(common.params.prompt_logprobs),
-            readers,
-            shape,
+        let grammar = self.state.grammar(wanted.as_ref())?;
+        let constraint = Enforced::after_reasoning(
+            grammar.as_ref(),
+            wanted.is_some_and(|wanted| wanted.spec.in_reasoning),
+            request.thinking_budget,
+            start,
+            self.model.reasoning_markers.as_ref(),
         );
+        let name = self.answer_name(common);
+        let said = Said { name: &name, served, grammar: grammar.as_deref(), tokens: &tokens, readers, shape };
+        let writer = self.writer(request, voice, said);
         let prompts = [TokenPrompt { tokens, echo: None }];
-        plan.lower(&prompts, grammar.as_ref(), &name, &self.model.tokenizer, Box::new(writer))
+        plan.lower(&prompts, constraint.as_ref(), &name, &self.model.tokenizer, writer)
+    }
+
+    /// What writes the answer to a conversation.
+    fn writer(&self, request: &ChatRequest, voice: Voice, said: Said<'_>) -> Box<dyn Writer> {
+        let Said { name, served, grammar, tokens, readers, shape } = said;
+        let common = &request.common;
+        // The translated dialects have one choice.
+        let reader = |mut readers: Vec<Reader>| readers.swap_remove(0);
+        match voice {
+            Voice::Chat => Box::new(chat::Chat::new(
+                envelope(
+                    &format!("chatcmpl-{name}"),
+                    served,
+                    ["chat.completion.chunk", "chat.completion"],
+                    common,
+                    grammar,
+                ),
+                self.pieces(common),
+                Arc::clone(tokens),
+                as_count(common.params.logprobs),
+                as_count(common.params.prompt_logprobs),
+                readers,
+                shape,
+            )),
+            Voice::Messages => Box::new(Messages::new(name, served, enforced(grammar), reader(readers))),
+            Voice::Responses { mut echo, store } => {
+                if let Some(enforced) = enforced(grammar) {
+                    echo.insert("grammar_enforced".to_owned(), enforced.into());
+                }
+                let messages = || {
+                    let instructed =
+                        echo.get("instructions").is_some_and(|instructions| !instructions.is_null());
+                    request.conversation.messages[usize::from(instructed)..].to_vec()
+                };
+                let keep = (store && self.state.store.is_on())
+                    .then(|| Keep { store: Arc::clone(&self.state.store), messages: messages() });
+                let tokenizer = Arc::clone(&self.model.tokenizer);
+                Box::new(Responses::new((name, served), echo, reader(readers), tokenizer, keep))
+            }
+        }
     }
 
     /// How the text of an answer to this prompt is read.
@@ -137,22 +208,39 @@ impl Job<'_> {
     }
 
     /// A reader for each choice, with call ids of its own.
-    fn readers(&self, request: &ChatRequest, reading: &Reading, shape: Shape) -> Vec<Reader> {
+    fn readers(
+        &self,
+        request: &ChatRequest,
+        reading: &Reading,
+        shape: Shape,
+        closed_by_tag: bool,
+    ) -> Vec<Reader> {
         let tools = request.conversation.tools.as_deref().unwrap_or_default();
         let tools = Arc::new(if reading.format.tools.is_some() {
             ToolSchemas::new(tools)
         } else {
             ToolSchemas::default()
         });
+        let named = matches!(request.tool_choice, ToolChoice::Named(_));
         let reader = |_| {
-            let setup =
-                Setup { start: reading.start, tools: Arc::clone(&tools), id_seed: self.state.ids.seed() };
-            Reader::new(reading.format, &setup, shape)
+            let setup = Setup {
+                start: reading.start,
+                tools: Arc::clone(&tools),
+                id_seed: self.state.ids.seed(),
+                closed_by_tag,
+            };
+            let reader = Reader::new(reading.format, &setup, shape);
+            if named { reader.stopping_at_calls() } else { reader }
         };
         (0..request.common.n).map(reader).collect()
     }
 
-    fn completion(self, request: CompletionRequest, limits: &Limits) -> Result<Lowered, ApiError> {
+    fn completion(
+        self,
+        request: CompletionRequest,
+        limits: &Limits,
+        dialect: Dialect,
+    ) -> Result<Lowered, ApiError> {
         let CompletionRequest { common, prompts, echo } = request;
         let served = self.state.check_model(common.model.as_deref())?;
         self.state.check_samples(prompts.len() * common.n as usize)?;
@@ -162,15 +250,37 @@ impl Job<'_> {
         let prompts = prompts.collect::<Result<Vec<_>, _>>()?;
         let grammar = self.state.grammar(common.grammar.as_ref())?;
         let name = self.answer_name(&common);
-        let writer = completion::Completion::new(
-            envelope(&format!("cmpl-{name}"), served, ["text_completion"; 2], &common, grammar.as_deref()),
-            self.pieces(&common),
-            prompts.iter().map(|prompt| Arc::clone(&prompt.tokens)).collect(),
-            common.n as usize,
-            as_count(common.params.logprobs),
-            as_count(common.params.prompt_logprobs),
-        );
-        plan.lower(&prompts, grammar.as_ref(), &name, &self.model.tokenizer, Box::new(writer))
+        let logprobs = as_count(common.params.logprobs);
+        let prompt_logprobs = as_count(common.params.prompt_logprobs);
+        let writer: Box<dyn Writer> = if dialect == Dialect::Tokens {
+            let header = Header {
+                id: &name,
+                created: unix_time(),
+                model: served,
+                request_id: Some(&name),
+                grammar_enforced: enforced(grammar.as_deref()),
+            };
+            let envelope = Envelope::new(&header, "generation.chunk", "generation", common.shown.clone());
+            let prompt = Arc::clone(&prompts[0].tokens);
+            Box::new(Tokens::new(envelope, self.pieces(&common), prompt, logprobs, prompt_logprobs))
+        } else {
+            Box::new(completion::Completion::new(
+                envelope(
+                    &format!("cmpl-{name}"),
+                    served,
+                    ["text_completion"; 2],
+                    &common,
+                    grammar.as_deref(),
+                ),
+                self.pieces(&common),
+                prompts.iter().map(|prompt| Arc::clone(&prompt.tokens)).collect(),
+                common.n as usize,
+                logprobs,
+                prompt_logprobs,
+            ))
+        };
+        let constraint = Enforced::plain(grammar.as_ref());
+        plan.lower(&prompts, constraint.as_ref(), &name, &self.model.tokenizer, writer)
     }
 
     fn token_prompt(
@@ -206,6 +316,11 @@ impl Job<'_> {
     }
 }
 
+/// Whether every part of the grammar is enforced; `None` if none was asked for.
+fn enforced(grammar: Option<&Grammar>) -> Option<bool> {
+    grammar.map(|grammar| grammar.dropped().is_empty())
+}
+
 fn envelope(
     id: &str,
     model: &str,
@@ -213,7 +328,7 @@ fn envelope(
     common: &Common,
     grammar: Option<&Grammar>,
 ) -> Envelope {
-    let grammar_enforced = grammar.map(|grammar| grammar.dropped().is_empty());
-    let header = Header { id, created: unix_time(), model, grammar_enforced };
+    let header =
+        Header { id, created: unix_time(), model, request_id: None, grammar_enforced: enforced(grammar) };
     Envelope::new(&header, chunk, whole, common.shown.clone())
 }

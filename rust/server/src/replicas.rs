@@ -15,15 +15,16 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use clap::Args;
-use frizzen_core::{Error, Result};
+use frizzen_core::{Error, ReasoningMarkers, Result};
 use frizzen_engine::remote::replica::{Ended, ReadConstraint, RefreshMetrics, ReplicaOptions};
 use frizzen_engine::remote::{Dispatcher, Replica, Supervisor, SupervisorOptions};
 use frizzen_engine::{EngineHandle, EngineSeat};
-use frizzen_grammar::{GrammarCompiler, GrammarLimits, GrammarSpec};
+use frizzen_grammar::{GrammarCompiler, GrammarLimits};
 use frizzen_metrics::Metrics;
-use frizzen_text::Tokenizer;
 
-use crate::config::ServerConfig;
+use crate::config::{HttpArgs, ServerConfig};
+use crate::enforce::Enforced;
+use crate::state::TextModel;
 use crate::worker_report::WorkerReport;
 
 /// Where the kernel lists its NVIDIA devices.
@@ -109,24 +110,28 @@ impl Program {
     }
 }
 
-/// Compiles constraints that come as specifications, for a headless engine. The compiler is made by the first request
-/// that needs it, when the engine is loaded.
+/// Makes constraints again from their sources, for a headless engine. What that takes is made by the first request that
+/// needs it, when the engine is loaded: `load` reads the model's text side.
 pub fn read_constraint(
+    http: &HttpArgs,
     handle: EngineHandle,
-    tokenizer: impl Fn() -> Result<Arc<Tokenizer>> + Send + 'static,
+    load: impl Fn() -> Result<TextModel> + Send + 'static,
 ) -> ReadConstraint {
-    let mut made: Option<GrammarCompiler> = None;
+    let http = http.clone();
+    let mut made: Option<(GrammarCompiler, Option<Arc<ReasoningMarkers>>)> = None;
     Box::new(move |source| {
-        let refused = |error: &dyn std::fmt::Display| Error::Request { message: error.to_string() };
-        let spec: GrammarSpec = serde_json::from_str(source).map_err(|error| refused(&error))?;
+        let refused = |message: String| Error::Request { message };
         if made.is_none() {
-            let info = handle.info().ok_or_else(|| refused(&"the engine is loading"))?;
-            let (tokenizer, limits) = (tokenizer()?, GrammarLimits::default());
-            let compiler = GrammarCompiler::new(&tokenizer, info.vocab_size, &info.eos_token_ids, limits);
-            made = Some(compiler.map_err(|error| refused(&error))?);
+            let info = handle.info().ok_or_else(|| refused("the engine is loading".to_owned()))?;
+            let mut text = load()?;
+            text.read_as(&http);
+            let limits = GrammarLimits::default();
+            let compiler =
+                GrammarCompiler::new(&text.tokenizer, info.vocab_size, &info.eos_token_ids, limits);
+            made = Some((compiler.map_err(|error| refused(error.to_string()))?, text.reasoning_markers));
         }
-        let compiler = made.as_ref().ok_or_else(|| refused(&"there is no grammar compiler"))?;
-        Ok(compiler.compile(&spec).map_err(|error| refused(&error))?)
+        let (compiler, markers) = made.as_ref().expect("made above");
+        Enforced::of_source(source, compiler, markers.as_ref()).map_err(refused)
     })
 }
 

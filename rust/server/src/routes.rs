@@ -6,8 +6,12 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use axum::routing::{MethodFilter, MethodRouter, on};
 
+use crate::administration;
+use crate::dialects;
 use crate::error::{ApiError, quoted};
 use crate::handlers;
+use crate::openapi;
+use crate::pooling;
 use crate::state::SharedState;
 
 /// The methods that routes use. A GET route answers HEAD too.
@@ -35,6 +39,16 @@ pub enum Endpoint {
     Chat,
     /// Completions.
     Completions,
+    /// Responses.
+    Responses,
+    /// A stored response.
+    Response,
+    /// Cancels a response.
+    CancelResponse,
+    /// Messages.
+    Messages,
+    /// The length of a prompt of messages.
+    CountTokens,
     /// The list of models.
     Models,
     /// One model.
@@ -59,8 +73,46 @@ pub enum Endpoint {
     Plan,
     /// How speculation fares.
     Speculation,
+    /// Embeddings.
+    Embeddings,
+    /// Vectors, whatever they are.
+    Pooling,
+    /// Probabilities of classes.
+    Classify,
+    /// How well texts fit.
+    Score,
+    /// Documents by how well they fit.
+    Rerank,
     /// Forget cached prefixes.
     ResetPrefixCache,
+    /// The `OpenAPI` description.
+    OpenApi,
+    /// The same for people.
+    Docs,
+    /// A chat or a completion, by its body.
+    Invocations,
+    /// What the tokenizer is.
+    TokenizerInfo,
+    /// Health by generating.
+    HealthGenerate,
+    /// Token in, token out.
+    Tokens,
+    /// Abort by name.
+    AbortRequests,
+    /// Hold requests back.
+    Pause,
+    /// Take them again.
+    Resume,
+    /// Whether they are held back.
+    IsPaused,
+    /// Refuse requests.
+    Sleep,
+    /// Take them again.
+    WakeUp,
+    /// Whether they are refused.
+    IsSleeping,
+    /// Flags, model and limits.
+    ServerInfo,
     /// Known from the peers, and not served: 501.
     Unsupported,
 }
@@ -94,6 +146,10 @@ const fn open(route: Route) -> Route {
     Route { auth: Auth::Open, ..route }
 }
 
+const fn second(route: Route) -> Route {
+    Route { tier: 2, ..route }
+}
+
 const fn absent(tier: u8, route: Route) -> Route {
     Route { tier, ..route }
 }
@@ -104,6 +160,19 @@ const NONE: Endpoint = Endpoint::Unsupported;
 pub const ROUTES: &[Route] = &[
     post("/v1/chat/completions", Endpoint::Chat, "answer a conversation"),
     post("/v1/completions", Endpoint::Completions, "go on with a text or with token ids"),
+    second(post("/v1/responses", Endpoint::Responses, "answer a conversation, as OpenAI's responses")),
+    second(get("/v1/responses/{id}", Endpoint::Response, "a stored response")),
+    second(post(
+        "/v1/responses/{id}/cancel",
+        Endpoint::CancelResponse,
+        "refused: none is made in the background",
+    )),
+    second(post("/v1/messages", Endpoint::Messages, "answer a conversation, as Anthropic's messages")),
+    second(post(
+        "/v1/messages/count_tokens",
+        Endpoint::CountTokens,
+        "the prompt's tokens of such a conversation",
+    )),
     get("/v1/models", Endpoint::Models, "the names under which the model answers"),
     get("/v1/models/{*id}", Endpoint::Model, "one of these names"),
     open(get("/health", Endpoint::Health, "200 when ready, 503 with the phase otherwise")),
@@ -118,49 +187,52 @@ pub const ROUTES: &[Route] = &[
     get("/v1/speculation", Endpoint::Speculation, "who drafts, whether it pays off, and why"),
     post("/reset_prefix_cache", Endpoint::ResetPrefixCache, "forget cached prefixes, if no request runs"),
     post("/flush_cache", Endpoint::ResetPrefixCache, "another name of /reset_prefix_cache"),
-    absent(1, get("/openapi.json", NONE, "the OpenAPI description")),
-    absent(1, get("/docs", NONE, "its human form")),
-    absent(1, post("/invocations", NONE, "SageMaker's one route for every task")),
-    absent(1, get("/tokenizer_info", NONE, "the tokenizer's configuration")),
-    absent(2, get("/health_generate", NONE, "health by generating one token")),
-    absent(2, post("/v1/responses", NONE, "the responses dialect")),
-    absent(2, get("/v1/responses/{id}", NONE, "a stored response")),
-    absent(2, post("/v1/responses/{id}/cancel", NONE, "cancel a response")),
-    absent(2, post("/v1/messages", NONE, "the messages dialect")),
-    absent(2, post("/v1/messages/count_tokens", NONE, "count a prompt in the messages dialect")),
-    absent(2, post("/v1/embeddings", NONE, "embeddings")),
+    get("/openapi.json", Endpoint::OpenApi, "this list, as OpenAPI 3.1"),
+    get("/docs", Endpoint::Docs, "this list, for people"),
+    post(
+        "/invocations",
+        Endpoint::Invocations,
+        "SageMaker's one route: a chat if there are messages, else a completion",
+    ),
+    get("/tokenizer_info", Endpoint::TokenizerInfo, "special tokens, sizes and chat template"),
+    second(get("/health_generate", Endpoint::HealthGenerate, "health by generating one token")),
+    second(post("/inference/v1/generate", Endpoint::Tokens, "token ids in, token ids out")),
+    second(post("/abort_requests", Endpoint::AbortRequests, "abort by name, by prefix, or all")),
+    second(post("/abort_request", Endpoint::AbortRequests, "another name of /abort_requests")),
+    second(post(
+        "/pause",
+        Endpoint::Pause,
+        "hold new requests back; ?mode=abort, wait or keep for those that run",
+    )),
+    second(post("/resume", Endpoint::Resume, "take requests again")),
+    second(get("/is_paused", Endpoint::IsPaused, "whether requests are held back")),
+    second(post("/pause_generation", Endpoint::Pause, "another name of /pause")),
+    second(post("/continue_generation", Endpoint::Resume, "another name of /resume")),
+    second(post("/sleep", Endpoint::Sleep, "refuse requests and drop cached prefixes; ?level=0 keeps them")),
+    second(post("/wake_up", Endpoint::WakeUp, "take requests again")),
+    second(get("/is_sleeping", Endpoint::IsSleeping, "whether requests are refused")),
+    second(post("/release_memory_occupation", Endpoint::Sleep, "another name of /sleep")),
+    second(post("/resume_memory_occupation", Endpoint::WakeUp, "another name of /wake_up")),
+    second(get("/server_info", Endpoint::ServerInfo, "flags, model and limits; no keys")),
+    second(get("/get_server_info", Endpoint::ServerInfo, "another name of /server_info")),
+    second(get("/get_load", Endpoint::Load, "another name of /load")),
     absent(2, post("/v2/embed", NONE, "embeddings in another dialect")),
-    absent(2, post("/pooling", NONE, "pooled hidden states")),
-    absent(2, post("/classify", NONE, "classification")),
-    absent(2, post("/score", NONE, "scores of pairs")),
-    absent(2, post("/v1/score", NONE, "scores of pairs")),
-    absent(2, post("/rerank", NONE, "order documents by a query")),
-    absent(2, post("/v1/rerank", NONE, "order documents by a query")),
-    absent(2, post("/v2/rerank", NONE, "order documents by a query")),
-    absent(2, post("/inference/v1/generate", NONE, "token ids in, token ids out")),
+    post("/v1/embeddings", Endpoint::Embeddings, "the embeddings of texts"),
+    post("/pooling", Endpoint::Pooling, "the vectors of texts, whatever the model's are"),
+    post("/classify", Endpoint::Classify, "the probability of each class"),
+    post("/score", Endpoint::Score, "how well texts fit, one to each or pair by pair"),
+    post("/v1/score", Endpoint::Score, "another name of /score"),
+    post("/rerank", Endpoint::Rerank, "documents by how well they fit a query"),
+    post("/v1/rerank", Endpoint::Rerank, "another name of /rerank"),
+    post("/v2/rerank", Endpoint::Rerank, "another name of /rerank"),
     absent(2, post("/generate", NONE, "token ids in, token ids out")),
-    absent(2, post("/abort_requests", NONE, "abort by id")),
-    absent(2, post("/abort_request", NONE, "abort by id")),
-    absent(2, post("/sleep", NONE, "give the memory back")),
-    absent(2, post("/wake_up", NONE, "take the memory again")),
-    absent(2, get("/is_sleeping", NONE, "whether it sleeps")),
-    absent(2, post("/release_memory_occupation", NONE, "give the memory back")),
-    absent(2, post("/resume_memory_occupation", NONE, "take the memory again")),
-    absent(2, post("/pause", NONE, "stop scheduling")),
-    absent(2, post("/resume", NONE, "schedule again")),
-    absent(2, get("/is_paused", NONE, "whether it is paused")),
-    absent(2, post("/pause_generation", NONE, "stop scheduling")),
-    absent(2, post("/continue_generation", NONE, "schedule again")),
     absent(2, post("/reset_mm_cache", NONE, "forget cached media")),
     absent(2, post("/reset_encoder_cache", NONE, "forget cached encodings")),
     absent(2, post("/update_weights_from_disk", NONE, "load other weights")),
     absent(2, post("/update_weights_from_tensor", NONE, "load other weights")),
     absent(2, post("/update_weights_from_distributed", NONE, "load other weights")),
     absent(2, post("/init_weights_update_group", NONE, "prepare to load other weights")),
-    absent(2, get("/server_info", NONE, "the configuration")),
-    absent(2, get("/get_server_info", NONE, "the configuration")),
     absent(2, get("/get_model_info", NONE, "the model's configuration")),
-    absent(2, get("/get_load", NONE, "the load in another form")),
     absent(2, post("/v1/load_lora_adapter", NONE, "load an adapter")),
     absent(2, post("/v1/unload_lora_adapter", NONE, "unload an adapter")),
     absent(3, post("/start_profile", NONE, "start the profiler")),
@@ -175,6 +247,13 @@ pub const ROUTES: &[Route] = &[
     absent(3, post("/generate_stream", NONE, "a stream in another dialect")),
     absent(3, get("/info", NONE, "the model's configuration in another dialect")),
 ];
+
+impl Route {
+    /// Whether its errors are in Anthropic's form.
+    pub const fn is_anthropic(&self) -> bool {
+        matches!(self.endpoint, Endpoint::Messages | Endpoint::CountTokens)
+    }
+}
 
 /// The route of a path template and method; HEAD counts as GET.
 pub fn find(template: &str) -> impl Iterator<Item = &'static Route> {
@@ -198,6 +277,11 @@ fn method_router(route: &Route) -> MethodRouter<SharedState> {
     match route.endpoint {
         Endpoint::Chat => on(filter, handlers::chat),
         Endpoint::Completions => on(filter, handlers::completions),
+        Endpoint::Responses => on(filter, dialects::responses),
+        Endpoint::Response => on(filter, dialects::response),
+        Endpoint::CancelResponse => on(filter, dialects::cancel_response),
+        Endpoint::Messages => on(filter, dialects::messages),
+        Endpoint::CountTokens => on(filter, dialects::count_tokens),
         Endpoint::Models => on(filter, handlers::models),
         Endpoint::Model => on(filter, handlers::model),
         Endpoint::Health => on(filter, handlers::health),
@@ -210,7 +294,26 @@ fn method_router(route: &Route) -> MethodRouter<SharedState> {
         Endpoint::Parse => on(filter, handlers::parse),
         Endpoint::Plan => on(filter, handlers::plan),
         Endpoint::Speculation => on(filter, handlers::speculation),
+        Endpoint::Embeddings => on(filter, pooling::embeddings),
+        Endpoint::Pooling => on(filter, pooling::pooling),
+        Endpoint::Classify => on(filter, pooling::classify),
+        Endpoint::Score => on(filter, pooling::score),
+        Endpoint::Rerank => on(filter, pooling::rerank),
         Endpoint::ResetPrefixCache => on(filter, handlers::reset_prefix_cache),
+        Endpoint::OpenApi => on(filter, openapi::json),
+        Endpoint::Docs => on(filter, openapi::html),
+        Endpoint::Invocations => on(filter, dialects::invocations),
+        Endpoint::TokenizerInfo => on(filter, handlers::tokenizer_info),
+        Endpoint::HealthGenerate => on(filter, administration::health_generate),
+        Endpoint::Tokens => on(filter, dialects::tokens),
+        Endpoint::AbortRequests => on(filter, administration::abort_requests),
+        Endpoint::Pause => on(filter, administration::pause),
+        Endpoint::Resume => on(filter, administration::resume),
+        Endpoint::IsPaused => on(filter, administration::is_paused),
+        Endpoint::Sleep => on(filter, administration::sleep),
+        Endpoint::WakeUp => on(filter, administration::wake_up),
+        Endpoint::IsSleeping => on(filter, administration::is_sleeping),
+        Endpoint::ServerInfo => on(filter, administration::server_info),
         Endpoint::Unsupported => on(filter, unsupported),
     }
 }

@@ -12,7 +12,6 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::http::HeaderValue;
-use axum::serve::ListenerExt as _;
 use frizzen_core::Error;
 use frizzen_engine::Health;
 use tokio::net::TcpListener;
@@ -22,7 +21,7 @@ use tokio::time::{sleep, timeout};
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::cors::{AllowOrigin, CorsLayer};
 
-use crate::config::HttpArgs;
+use crate::connections;
 use crate::edge;
 use crate::routes;
 use crate::shutdown::ShutdownRequests;
@@ -36,6 +35,8 @@ const LINGER: Duration = Duration::from_secs(5);
 const FLUSH: Duration = Duration::from_secs(2);
 /// Threads for tokenising long prompts and the like: more would only take the engine's processor.
 const MAX_BLOCKING_THREADS: usize = 8;
+
+pub use crate::connections::bind;
 
 /// How a server ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,19 +68,9 @@ pub fn runtime() -> io::Result<Runtime> {
         .build()
 }
 
-/// Listens, and says where.
-///
-/// # Errors
-/// Names the address that could not be taken.
-pub async fn bind(http: &HttpArgs) -> io::Result<TcpListener> {
-    let address = (http.host.as_str(), http.port);
-    let named = |error: io::Error| {
-        io::Error::new(error.kind(), format!("cannot listen on {}:{}: {error}", http.host, http.port))
-    };
-    let listener = TcpListener::bind(address).await.map_err(named)?;
-    let url = format!("http://{}", listener.local_addr()?);
-    tracing::info!(%url, "listening");
-    Ok(listener)
+/// Runs what blocks for a while, and lets the runtime of this thread, if there is one, go on with everything else.
+pub fn runtime_goes_on<R>(work: impl FnOnce() -> R) -> R {
+    tokio::task::block_in_place(work)
 }
 
 /// The whole HTTP service.
@@ -113,20 +104,14 @@ pub async fn serve(
     mut requests: ShutdownRequests,
 ) -> io::Result<Outcome> {
     let (stop, stopped) = oneshot::channel::<()>();
-    // Small events must not wait for the acknowledgement of the ones before them.
-    let listener = listener.tap_io(|stream| {
-        // A connection that is gone already shows itself at the next read.
-        let _ = stream.set_nodelay(true);
-    });
     let (ended, closed) = oneshot::channel::<()>();
     let mut server = pin!(async {
         let stopping = async {
             // A dropped sender means the same as a message.
             let _ = stopped.await;
         };
-        let result = axum::serve(listener, router(&state)).with_graceful_shutdown(stopping).await;
+        connections::serve(listener, router(&state), state.http.header_timeout, stopping).await;
         drop(ended);
-        result
     });
     let mut control = pin!(async {
         let outcome = live(&state, &mut requests, stop, closed).await;
@@ -144,10 +129,7 @@ pub async fn serve(
             let _ = timeout(FLUSH, server).await;
             Ok(outcome)
         }
-        result = &mut server => {
-            result?;
-            Ok(control.await)
-        }
+        () = &mut server => Ok(control.await),
     }
 }
 

@@ -5,20 +5,23 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use frizzen_core::{Error, ParamLimits};
+use frizzen_core::{Error, ParamLimits, ReasoningMarkers};
 use frizzen_engine::{EngineHandle, Health, WorkerInfo};
 use frizzen_grammar::{Grammar, GrammarCompiler, GrammarError, GrammarLimits};
 use frizzen_metrics::{EngineMetrics, HttpMetrics, Metrics};
 use frizzen_text::parse::Format;
 use frizzen_text::{ChatTemplate, LoadError, RenderRequest, Tokenizer};
 
+use crate::administration;
 use crate::auth::ApiKeys;
 use crate::config::{HttpArgs, SchedulingPolicy, ServerConfig};
+use crate::defaults::SamplingDefaults;
 use crate::error::{ApiError, quoted};
 use crate::ids::IdSource;
 use crate::request::chat::Conversation;
 use crate::request::constraint::refused;
 use crate::request::{Limits, RequestedGrammar, Unused};
+use crate::store::ResponseStore;
 use crate::worker_report::WorkerReport;
 
 /// How handlers hold the state.
@@ -38,6 +41,10 @@ pub struct TextModel {
     pub template: Option<ChatTemplate>,
     /// What is read out of its text.
     pub format: Format,
+    /// What requests get that do not say.
+    pub defaults: SamplingDefaults,
+    /// Where its reasoning begins and ends, in tokens; `None` if it has none between tags.
+    pub reasoning_markers: Option<Arc<ReasoningMarkers>>,
     /// Bytes of its longest token: a text has at least its own bytes over this many tokens.
     longest_token: usize,
 }
@@ -46,7 +53,14 @@ impl TextModel {
     /// The text side of a model.
     pub fn new(tokenizer: Arc<Tokenizer>, template: Option<ChatTemplate>) -> Self {
         let longest = (0..tokenizer.vocab_size()).map(|id| tokenizer.token_bytes(id).len()).max();
-        Self { tokenizer, template, format: Format::default(), longest_token: longest.unwrap_or(0).max(1) }
+        Self {
+            tokenizer,
+            template,
+            format: Format::default(),
+            defaults: SamplingDefaults::default(),
+            reasoning_markers: None,
+            longest_token: longest.unwrap_or(0).max(1),
+        }
     }
 
     /// The text side of a model, with the template in `file` if there is one.
@@ -60,6 +74,12 @@ impl TextModel {
             None => ChatTemplate::of_tokenizer(&tokenizer)?,
         };
         Ok(Self::new(tokenizer, template))
+    }
+
+    /// How its text is read, by the server's flags.
+    pub fn read_as(&mut self, http: &HttpArgs) {
+        self.format = http.parsing.format(self.template.as_ref());
+        self.reasoning_markers = self.format.reasoning_markers(&self.tokenizer);
     }
 
     /// The prompt of a conversation, as text.
@@ -113,6 +133,10 @@ pub struct AppState {
     text: OnceLock<TextModel>,
     /// Made by the first request that needs it: most servers get none, and it takes a while.
     grammars: OnceLock<Result<GrammarCompiler, GrammarError>>,
+    /// What the flags say.
+    pub description: serde_json::Value,
+    /// Finished responses.
+    pub store: Arc<ResponseStore>,
     warned: Mutex<HashSet<String>>,
 }
 
@@ -140,13 +164,15 @@ impl AppState {
             created: unix_time(),
             text: OnceLock::new(),
             grammars: OnceLock::new(),
+            description: administration::describe(config),
+            store: Arc::new(ResponseStore::new(config.http.response_store)),
             warned: Mutex::default(),
         })
     }
 
     /// Brings the text side in, once it is loaded. The second call has no effect.
     pub fn set_text(&self, mut text: TextModel) {
-        text.format = self.http.parsing.format(text.template.as_ref());
+        text.read_as(&self.http);
         // The first one is in use already.
         let _ = self.text.set(text);
     }
@@ -181,13 +207,13 @@ impl AppState {
     }
 
     /// What requests may ask for.
-    pub fn limits(&self, info: &WorkerInfo, format: Format) -> Limits {
+    pub fn limits(&self, info: &WorkerInfo, model: &TextModel) -> Limits {
         let params = ParamLimits {
             vocab_size: info.vocab_size,
             max_model_len: info.max_model_len,
             max_logprobs: info.max_logprobs,
         };
-        Limits { params, by_priority: self.by_priority, format }
+        Limits { params, by_priority: self.by_priority, format: model.format, defaults: model.defaults }
     }
 
     /// The name to answer under. An empty name is no name, as in the peers.

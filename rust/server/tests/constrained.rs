@@ -133,6 +133,14 @@ fn every_kind_of_structured_output_is_enforced_in_both_dialects() {
             text.starts_with('<') && text.ends_with('>')
         }),
         (json!({"json": {"type": "boolean"}}), |text| ["true", "false"].contains(&text)),
+        (json!({"grammar": "root ::= \"<\" [xy]{1,4} \">\""}), |text| {
+            text.starts_with('<') && text.ends_with('>')
+        }),
+        (
+            json!({"structural_tag": {"format": {"type": "tag", "begin": "<a>", "end": "</a>",
+                "content": {"type": "json_schema", "json_schema": {"type": "boolean"}}}}}),
+            |text| ["<a>true</a>", "<a>false</a>"].contains(&text),
+        ),
         (json!({"json": "{\"type\": \"null\"}", "disable_any_whitespace": true}), |text| text == "null"),
         (json!({"json": person(), "whitespace_pattern": " ?"}), is_person),
     ] {
@@ -156,7 +164,16 @@ fn what_cannot_be_enforced_is_a_400_and_the_server_lives_on_vllm_19270() {
         (json!({"structured_outputs": {"grammar": "  "}}), "structured_outputs", "grammar is empty"),
         (json!({"structured_outputs": {"choice": []}}), "structured_outputs", "choice is empty"),
         (json!({"structured_outputs": {"json": {}, "regex": "a"}}), "structured_outputs", "json and regex"),
-        (json!({"structured_outputs": {"structural_tag": {}}}), "structured_outputs", "structural_tag"),
+        (
+            json!({"structured_outputs": {"structural_tag": {}}}),
+            "structured_outputs",
+            "structural_tag: it needs",
+        ),
+        (
+            json!({"structured_outputs": {"grammar": "root ::= x"}}),
+            "structured_outputs",
+            "at 1(10): there is no rule",
+        ),
         (json!({"structured_outputs": {"grammar": "start: nothing"}}), "structured_outputs", "at 1("),
         (
             json!({"response_format": json_schema(&json!({"items": {"not": {}}}))}),
@@ -201,6 +218,15 @@ fn what_cannot_be_enforced_is_a_400_and_the_server_lives_on_vllm_19270() {
 }
 
 #[test]
+fn a_structural_tag_is_a_response_format_too() {
+    let server = Server::start(script("so <f x>12</f> and <f y"));
+    let asked = json!({"max_tokens": 100, "response_format": {"type": "structural_tag", "triggers": ["<f"],
+        "structures": [{"begin": "<f x>", "schema": {"type": "integer", "maximum": 99, "minimum": 10}, "end": "</f>"}]}});
+    let text = text_of(&server.client().chat(&asked).ok(), 0);
+    assert!(text.starts_with("so <f x>12</f> and <f x>"), "{text}");
+}
+
+#[test]
 fn formats_that_ask_for_nothing_constrain_nothing() {
     let server = Server::start(script("banana"));
     for fields in [
@@ -222,23 +248,6 @@ fn a_model_that_wants_nothing_but_blanks_ends_its_json_vllm_38696() {
         server.client().chat(&json!({"response_format": json_schema(&schema), "max_tokens": 200})).ok();
     assert_eq!(whole["choices"][0]["finish_reason"], json!("stop"), "{whole}");
     assert!(serde_json::from_str::<Value>(&text_of(&whole, 0)).is_ok());
-}
-
-/// With a parser for reasoning, a prompt that has begun to reason is refused and one that has not is bound from its first
-/// token; a grammar is never quietly dropped.
-#[test]
-fn a_grammar_is_not_dropped_where_a_model_reasons() {
-    const THINKS: &str = "{% for message in messages %}{{ message.content }}{% endfor %}\
-                          {% if enable_thinking is not defined or enable_thinking %}<think>{% endif %}";
-    let server =
-        Server::with_template(&["--reasoning-parser", "qwen3"], script("<think>x</think>banana"), THINKS);
-    let asked = json!({"response_format": json_schema(&person()), "max_tokens": 500});
-    let answer = server.client().chat(&asked);
-    let (status, _, param) = answer.error();
-    assert_eq!((status, param.as_deref()), (501, Some("response_format")), "{}", answer.text());
-    let mut direct = asked;
-    direct["chat_template_kwargs"] = json!({"enable_thinking": false});
-    assert!(is_person(&text_of(&server.client().chat(&direct).ok(), 0)));
 }
 
 #[test]

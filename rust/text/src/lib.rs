@@ -26,4 +26,4 @@ pub use parse::MessageParser;
 pub use stop::{StopMatcher, TextDelta};
 pub use stream::{StreamOptions, TextStream};
 pub use template::{ChatTemplate, RenderRequest};
-pub use tokenizer::{NamedTemplate, SpecialTokens, Tokenizer};
+pub use tokenizer::{Cut, Encoded, NamedTemplate, SpecialTokens, Tokenizer};

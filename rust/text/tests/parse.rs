@@ -5,8 +5,8 @@ use std::path::Path;
 use std::sync::{Arc, LazyLock};
 
 use frizzen_text::parse::{
-    Delta, Format, Message, MessageParser, ReasoningFormat, Setup, Start, StopScope, ToolFormat, ToolSchemas,
-    parse, registry,
+    Delta, Format, Malformed, Message, MessageParser, Output, ReasoningFormat, Setup, Start, StopScope,
+    StreamParser, ToolFormat, ToolSchemas, Uncommitted, parse, registry,
 };
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -42,7 +42,7 @@ fn cases_of(file: &Path) -> Vec<Case> {
             Case {
                 name: format!("{}: {}", file.file_stem().unwrap().display(), case["name"].as_str().unwrap()),
                 format,
-                setup: Setup { start, tools: Arc::clone(&tools), id_seed: 7 },
+                setup: Setup { start, tools: Arc::clone(&tools), id_seed: 7, ..Setup::default() },
                 input: case["input"].as_str().unwrap().to_owned(),
                 message: case["message"].clone(),
             }
@@ -429,5 +429,94 @@ proptest! {
         if format.is_plain() {
             prop_assert_eq!(&whole.content, &case.input);
         }
+    }
+}
+
+/// The time that a text takes, one piece of `size` bytes after the other.
+fn time_of(format: Format, text: &str, size: usize) -> std::time::Duration {
+    let started = std::time::Instant::now();
+    let mut parser = MessageParser::new(format, &Setup { start: Start::Unknown, ..Setup::default() });
+    let bytes = text.as_bytes();
+    for piece in bytes.chunks(size) {
+        parser.push(std::str::from_utf8(piece).unwrap());
+    }
+    parser.finish();
+    started.elapsed()
+}
+
+#[test]
+fn unclosed_tags_take_linear_time_odysseus_4703() {
+    let texts = [
+        "<think>",
+        "<tool_call>{\"name\":",
+        "<",
+        "```json\n",
+        "{\"a\":[",
+        "<function=",
+        "[f(a=\"",
+        "<|channel|>",
+    ];
+    let reasoning = registry::REASONING.iter().map(|format| Format { reasoning: Some(format), tools: None });
+    let tools = registry::TOOLS.iter().map(|format| Format { reasoning: None, tools: Some(format) });
+    for format in reasoning.chain(tools) {
+        for text in texts {
+            let long = text.repeat((16 << 10) / text.len());
+            for size in [1, long.len()] {
+                // Quadratic time would be many seconds; what is allowed leaves room for a debug build on a busy machine.
+                let time = time_of(format, &long, size);
+                assert!(time.as_secs_f64() < 2.0, "{text:?} by {size} in {format:?}: {time:?}");
+            }
+        }
+    }
+}
+
+/// A machine from elsewhere: `@name;` is a call without arguments.
+#[derive(Debug, Default)]
+struct AtSign(Option<String>);
+
+impl StreamParser for AtSign {
+    fn feed(&mut self, c: char, out: &mut Output) -> Result<(), Malformed> {
+        match (&mut self.0, c) {
+            (None, '@') => self.0 = Some(String::new()),
+            (None, _) => out.content(c),
+            (Some(name), ';') => {
+                out.start_call(name, None);
+                out.end_call(true);
+                self.0 = None;
+            }
+            (Some(name), _) => {
+                name.push(c);
+                if !c.is_alphanumeric() {
+                    return Err(Malformed("no name"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn finish(&mut self, _: &mut Output) -> Result<(), Malformed> {
+        if self.0.is_some() { Err(Malformed("the text ended in a name")) } else { Ok(()) }
+    }
+
+    fn reset(&mut self) -> Uncommitted {
+        Uncommitted::head(format!("@{}", self.0.take().unwrap_or_default()))
+    }
+}
+
+#[test]
+fn a_machine_from_elsewhere_has_the_same_contract() {
+    let format = Format { reasoning: ReasoningFormat::named("qwen3"), tools: None };
+    let text = "<think>@no;</think>Say @f;, and @g !@h";
+    for run in [1, 2, 5, 100] {
+        let mut parser = MessageParser::plugged(format, Box::new(AtSign::default()), &Setup::default());
+        let mut message = Message::default();
+        let chars: Vec<char> = text.chars().collect();
+        for piece in chars.chunks(run) {
+            parser.push(&piece.iter().collect::<String>()).into_iter().for_each(|delta| message.apply(delta));
+        }
+        parser.finish().into_iter().for_each(|delta| message.apply(delta));
+        let calls: Vec<&str> = message.calls.iter().map(|call| &*call.name).collect();
+        assert_eq!((&*message.reasoning, calls), ("@no;", vec!["f"]));
+        assert_eq!(message.content, "Say, and @g !@h");
     }
 }

@@ -13,7 +13,9 @@ from typing import Any
 
 import torch
 
+from frizzen.kernels.draft_ops import ATTENTION_DRAFT
 from frizzen.kernels.facts import Facts
+from frizzen.kernels.fp8_ops import LINEAR_FP8, MOE_EXPERTS_FP8
 from frizzen.kernels.moe_ops import MOE_EXPERTS, MOE_ROUTE
 from frizzen.kernels.moe_reference import Routing
 from frizzen.kernels.ops import (
@@ -30,6 +32,7 @@ from frizzen.kernels.plan import Candidate, Reason
 __all__ = ["CANDIDATES"]
 
 _RANK = 50
+_FP8_CAPABILITIES = frozenset({"sm_89", "sm_90", "sm_100", "sm_103", "sm_120", "sm_121"})
 _FEWEST_GROUPED = 16
 """Experts of a router with groups: fewer are padded to the narrowest product, which has no whole groups."""
 
@@ -45,8 +48,18 @@ def _requires(facts: Facts) -> Reason | None:
 
 
 def _requires_token_layout(facts: Facts) -> Reason | None:
-    if facts["layout"] != "token":
+    if facts["layout"] not in {"token", "token_fp8"}:
         return Reason("layout", f"the cache has layout {facts['layout']}, this writes layout token")
+    return _requires_fp8_cache(facts, in_fp8=facts["layout"] == "token_fp8")
+
+
+def _requires_attention(facts: Facts) -> Reason | None:
+    return _requires_fp8_cache(facts, in_fp8=facts["kv_dtype"] == "fp8_e4m3")
+
+
+def _requires_fp8_cache(facts: Facts, *, in_fp8: bool) -> Reason | None:
+    if in_fp8 and facts.device == "cuda" and facts.capability.isdisjoint(_FP8_CAPABILITIES):
+        return Reason("capability", f"FP8 needs sm_89 or later, this is {', '.join(facts.capability)}")
     return _requires(facts)
 
 
@@ -63,6 +76,17 @@ def _requires_aligned_rows(facts: Facts) -> Reason | None:
     for name in ("hidden", "intermediate"):
         if facts.size(name) * facts.dtype.itemsize % 16:
             return Reason("shape", f"{name} is {facts.size(name)}, its rows are no multiple of 16 bytes")
+    return _requires(facts)
+
+
+def _requires_fp8(facts: Facts) -> Reason | None:
+    if facts.device == "cuda":
+        if facts.dtype == torch.float32:
+            return Reason(
+                "dtype", "the dtype is float32, and sums of products of FP8 are less exact than that"
+            )
+        if facts.capability.isdisjoint(_FP8_CAPABILITIES):
+            return Reason("capability", f"FP8 needs sm_89 or later, this is {', '.join(facts.capability)}")
     return _requires(facts)
 
 
@@ -86,7 +110,10 @@ CANDIDATES = (
     _candidate(LINEAR_SILU_MUL.name, "gated", "LinearSiluMul"),
     _candidate(NORM_RMS.name, "norm", "RmsNorm"),
     _candidate(ROPE.name, "rope", "Rope", _requires_token_layout),
-    _candidate(ATTENTION_PAGED.name, "paged_attention", "PagedAttention"),
+    _candidate(ATTENTION_PAGED.name, "paged_attention", "PagedAttention", _requires_attention),
+    _candidate(ATTENTION_DRAFT.name, "paged_attention", "PagedAttention"),
     _candidate(MOE_ROUTE.name, "route", "Router", _requires_power_of_two_groups),
     _candidate(MOE_EXPERTS.name, "moe", "MoeExperts", _requires_aligned_rows),
+    _candidate(LINEAR_FP8.name, "fp8_linear", "Fp8Linear", _requires_fp8),
+    _candidate(MOE_EXPERTS_FP8.name, "fp8_moe", "Fp8Experts", _requires_fp8),
 )

@@ -42,6 +42,8 @@ def _attend_keys(
             k = tl.load(keys + at[None, :] + column[:, None], mask=there[None, :] & wide[:, None], other=0.0)
         else:
             k = tl.load(keys + at[None, :] + column[:, None], mask=wide[:, None], other=0.0)
+        # Of FP8, every number is exact in the queries' type.
+        k = k.to(q.dtype)
         score = multiply_add(q, k, tl.zeros([q.shape[0], BLOCK_N], tl.float32), PRECISION)
         if SOFTCAP:
             # tanh by the exponential: exact enough, and safe for any score.
@@ -64,6 +66,7 @@ def _attend_keys(
             )
         else:
             v = tl.load(values + at[:, None] + column[None, :], mask=wide[None, :], other=0.0)
+        v = v.to(q.dtype)
         total = multiply_add(weight.to(v.dtype), v, total * shrink[:, None], PRECISION)
         norm = norm * shrink + tl.sum(weight, axis=1)
         peak = higher
@@ -127,9 +130,12 @@ def paged_attention(
     GROUP: tl.constexpr, D: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr, SOFTCAP: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, SEARCH: tl.constexpr, SPLIT: tl.constexpr, SPLIT_LEAST: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    PRECISION: tl.constexpr, PDL: tl.constexpr,
+    PRECISION: tl.constexpr, PDL: tl.constexpr, CAUSAL: tl.constexpr, FIRST: tl.constexpr,
 ):  # fmt: skip
-    """One tile, or one split of its context; ``scale`` has the factor of the base-2 softmax in it."""
+    """One tile, or one split of its context; ``scale`` has the factor of the base-2 softmax in it.
+
+    Nobody sees the positions below ``FIRST``; unless ``CAUSAL``, every query stands at its row's end.
+    """
     kv_head = tl.program_id(0)
     # The last tile of a prompt has the longest context: it starts first.
     tile = tiles - 1 - tl.program_id(1)
@@ -155,10 +161,13 @@ def paged_attention(
     q = tl.load(q_at, mask=real[:, None] & wide[None, :], other=0.0)
 
     first_position = context - width + tile_in_row * BLOCK_Q
+    if not CAUSAL:
+        first_position = context - 1
+        query_position = query * 0 + first_position
     end = tl.minimum(first_position + BLOCK_Q, context)
-    start = 0
+    start = FIRST
     if WINDOW > 0:
-        start = tl.maximum(first_position - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
+        start = tl.maximum(tl.maximum(first_position - WINDOW + 1, 0) // BLOCK_N * BLOCK_N, FIRST)
     if SPLIT:
         share = tl.maximum(tl.cdiv(tl.cdiv(end - start, splits), BLOCK_N) * BLOCK_N, SPLIT_LEAST)
         start += split * share

@@ -17,7 +17,16 @@ import triton.language as tl
 
 from frizzen.kernels.triton.launch import await_inputs, multiply_add, release_next
 
-__all__ = ["combine", "down_few", "down_one", "gate_up_few", "gate_up_one"]
+__all__ = [
+    "activate",
+    "combine",
+    "down_few",
+    "down_one",
+    "gate_up_few",
+    "gate_up_one",
+    "group_tokens",
+    "pack_tokens",
+]
 
 
 @triton.jit
@@ -105,7 +114,7 @@ def _find_tokens(ids, expert, tokens, K: tl.constexpr, TOKENS: tl.constexpr, TOP
 
 
 @triton.jit
-def _group_tokens(
+def group_tokens(
     ids, group, tokens, K: tl.constexpr, PAIRWISE: tl.constexpr, TOKENS: tl.constexpr, TOP: tl.constexpr
 ):  # fmt: skip
     """Expert of a group and, as :func:`_find_tokens`, its tokens; none if another group serves them."""
@@ -120,7 +129,7 @@ def _group_tokens(
 
 
 @triton.jit
-def _pack(found, at, before, first, M: tl.constexpr):
+def pack_tokens(found, at, before, first, M: tl.constexpr):
     """Places of the expert's pairs number ``first`` to ``first + M``; 0 past the last."""
     wanted = first + tl.arange(0, M)
     match = (before[None, :] == wanted[:, None]) & (found[None, :] > 0)
@@ -173,14 +182,14 @@ def gate_up_few(
     group = tl.program_id(1)
     exists = row < I
     await_inputs(PDL)
-    expert, found, at, before = _group_tokens(ids, group, tokens, K, PAIRWISE, TOKENS, TOP)
+    expert, found, at, before = group_tokens(ids, group, tokens, K, PAIRWISE, TOKENS, TOP)
     count = tl.sum(found, axis=0)
     if count == 0:
         return
     release_next(PDL)
     weight = w13 + (expert * 2 * I + row) * H
     for first in range(0, count, M):
-        place = _pack(found, at, before, first, M)
+        place = pack_tokens(found, at, before, first, M)
         present = first + tl.arange(0, M) < count
         shape: tl.constexpr = (ROWS, M) if SWAP else (M, ROWS)
         gate = tl.zeros(shape, dtype=tl.float32)
@@ -212,14 +221,14 @@ def down_few(
     group = tl.program_id(1)
     exists = row < H
     await_inputs(PDL)
-    expert, found, at, before = _group_tokens(ids, group, tokens, K, PAIRWISE, TOKENS, TOP)
+    expert, found, at, before = group_tokens(ids, group, tokens, K, PAIRWISE, TOKENS, TOP)
     count = tl.sum(found, axis=0)
     if count == 0:
         return
     release_next(PDL)
     weight = w2 + (expert * H + row) * I
     for first in range(0, count, M):
-        place = _pack(found, at, before, first, M)
+        place = pack_tokens(found, at, before, first, M)
         present = first + tl.arange(0, M) < count
         shape: tl.constexpr = (ROWS, M) if SWAP else (M, ROWS)
         y = tl.zeros(shape, dtype=tl.float32)

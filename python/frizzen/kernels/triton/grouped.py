@@ -16,7 +16,7 @@ import triton.language as tl
 from frizzen.kernels.triton.experts import activate
 from frizzen.kernels.triton.launch import await_inputs, multiply_add, release_next
 
-__all__ = ["count_pairs", "down_many", "gate_up_many", "place_experts", "scatter_pairs"]
+__all__ = ["count_pairs", "down_many", "gate_up_many", "place_experts", "scatter_pairs", "tile_of"]
 
 
 @triton.jit(do_not_specialize=["pairs"])
@@ -59,7 +59,7 @@ def scatter_pairs(ids, cursors, order, pairs, BLOCK: tl.constexpr, PDL: tl.const
 
 
 @triton.jit
-def _tile_of(blocks, most_tiles, BAND: tl.constexpr):
+def tile_of(blocks, most_tiles, BAND: tl.constexpr):
     """Tile of rows and block of columns of a program.
 
     Bands of neighbouring tiles go through all columns together, so that an expert's weight is read from
@@ -82,7 +82,7 @@ def gate_up_many(
 
     ``w13`` is a descriptor of ``[E * 2 * I, H]``.
     """
-    tile, block = _tile_of(tl.cdiv(I, ROWS), most_tiles, BAND)
+    tile, block = tile_of(tl.cdiv(I, ROWS), most_tiles, BAND)
     await_inputs(PDL)
     expert = tl.load(tile_experts + tile)
     if expert < 0:
@@ -124,7 +124,7 @@ def down_many(
 
     ``act`` is a descriptor of ``[places, I]``, ``w2`` of ``[E * H, I]``: what lies past a border is zero.
     """
-    tile, block = _tile_of(tl.cdiv(H, ROWS), most_tiles, BAND)
+    tile, block = tile_of(tl.cdiv(H, ROWS), most_tiles, BAND)
     await_inputs(PDL)
     expert = tl.load(tile_experts + tile)
     if expert < 0:

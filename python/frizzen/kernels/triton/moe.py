@@ -128,7 +128,7 @@ class MoeExperts:
         out = torch.empty(1, H, dtype=x.dtype, device=x.device)
         options = self.target.options()
         few.gate_up_one[(triton.cdiv(I, up.rows * up.steps), k)](
-            x, layer.w13, layer.b13, ids, act, H, I, *self._scalars(),
+            x, layer.w13, layer.b13, ids, act, H, I, *self.scalars(),
             BIAS=layer.b13 is not None, CLAMP=self.activation.clamp > 0, ROWS=up.rows, STEPS=up.steps,
             COLUMNS=round_up_power(H, 16), STAGES=up.stages, num_warps=up.warps, **options,
         )  # fmt: skip
@@ -153,7 +153,7 @@ class MoeExperts:
             "TOP": round_up_power(k),
         }
         few.gate_up_few[(triton.cdiv(I, up.rows), groups)](
-            x, layer.w13, layer.b13, ids, act, tokens, x.stride(0), H, I, *self._scalars(),
+            x, layer.w13, layer.b13, ids, act, tokens, x.stride(0), H, I, *self.scalars(),
             BIAS=layer.b13 is not None, CLAMP=self.activation.clamp > 0,
             **shared, **self._few_constants(up, H),
         )  # fmt: skip
@@ -161,7 +161,7 @@ class MoeExperts:
             act, layer.w2, layer.b2, weights, ids, partial, tokens, H, I,
             BIAS=layer.b2 is not None, **shared, **self._few_constants(down, I),
         )  # fmt: skip
-        return self._combine(partial, ids, tokens)
+        return self.combine(partial, ids, tokens)
 
     def many(
         self, layer: Layer, x: Tensor, weights: Tensor, ids: Tensor, m: int, up: ManyTile, down: ManyTile
@@ -170,7 +170,7 @@ class MoeExperts:
         H, I, k, tokens = self.hidden, self.intermediate, self.top_k, len(x)
         pairs = tokens * k
         most_tiles = (pairs + min(pairs, self.experts) * (m - 1)) // m
-        order, tile_experts = self._sort(ids, m, most_tiles)
+        order, tile_experts = self.sort_pairs(ids, m, most_tiles)
         act = torch.empty(most_tiles * m, I, dtype=x.dtype, device=x.device)
         partial = torch.empty(pairs, H, dtype=x.dtype, device=x.device)
         up_constants, down_constants = self._many_constants(up, H), self._many_constants(down, I)
@@ -178,7 +178,7 @@ class MoeExperts:
         w13 = TensorDescriptor.from_tensor(layer.w13.view(-1, H), [up.rows, up_constants["COLUMNS"]])
         w2 = TensorDescriptor.from_tensor(layer.w2.view(-1, I), [down.rows, columns])
         many.gate_up_many[(most_tiles * triton.cdiv(I, up.rows),)](
-            x, w13, layer.b13, order, tile_experts, act, most_tiles, x.stride(0), H, I, *self._scalars(),
+            x, w13, layer.b13, order, tile_experts, act, most_tiles, x.stride(0), H, I, *self.scalars(),
             K=k, BIAS=layer.b13 is not None, CLAMP=self.activation.clamp > 0, M=m,
             EVEN=H % up_constants["COLUMNS"] == 0, **up_constants,
         )  # fmt: skip
@@ -186,9 +186,9 @@ class MoeExperts:
             TensorDescriptor.from_tensor(act, [m, columns]), w2, layer.b2, weights, order, tile_experts,
             partial, most_tiles, H, I, BIAS=layer.b2 is not None, M=m, **down_constants,
         )  # fmt: skip
-        return self._combine(partial, ids, tokens)
+        return self.combine(partial, ids, tokens)
 
-    def _sort(self, ids: Tensor, m: int, most_tiles: int) -> tuple[Tensor, Tensor]:
+    def sort_pairs(self, ids: Tensor, m: int, most_tiles: int) -> tuple[Tensor, Tensor]:
         """Pairs by expert in whole tiles, -1 where padded; and the expert of every tile, -1 past the last."""
         pairs, device, options = ids.numel(), ids.device, self.target.options()
         counts = torch.zeros(self.experts, dtype=torch.int32, device=device)
@@ -204,7 +204,8 @@ class MoeExperts:
         many.scatter_pairs[blocks](ids, cursors, order, pairs, BLOCK=1024, **options)
         return order, tile_experts
 
-    def _combine(self, partial: Tensor, ids: Tensor, tokens: int) -> Tensor:
+    def combine(self, partial: Tensor, ids: Tensor, tokens: int) -> Tensor:
+        """``partial [T * k, H]`` -> ``[T, H]``."""
         out = torch.empty(tokens, self.hidden, dtype=partial.dtype, device=partial.device)
         columns = min(round_up_power(self.hidden), 1024)
         few.combine[(tokens, triton.cdiv(self.hidden, columns))](
@@ -213,7 +214,8 @@ class MoeExperts:
         )  # fmt: skip
         return out
 
-    def _scalars(self) -> tuple[float, float, float]:
+    def scalars(self) -> tuple[float, float, float]:
+        """Of the activation."""
         return self.activation.clamp, self.activation.alpha, self.activation.beta
 
     def _few_constants(self, tile: Tile, size: int) -> dict[str, Any]:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from frizzen.kernels.facts import Facts
-from frizzen.kernels.kv_layout import allocate
+from frizzen.kernels.kv_layout import allocate, cache_dtype, token_layout
 from frizzen.kernels.ops import KVCache
 from frizzen.kernels.triton.attention import LOG2E, merge, paged_attention
 from frizzen.kernels.triton.launch import Target, precision, round_up_power
@@ -81,7 +81,7 @@ class _State:
 
 @dataclass(frozen=True, slots=True)
 class PagedAttention:
-    """See ``attention.paged``."""
+    """See ``attention.paged``, and ``attention.draft``, whose rows may see other positions."""
 
     heads: int
     kv_heads: int
@@ -91,15 +91,22 @@ class PagedAttention:
     block_size: int
     softcap: float
     dtype: torch.dtype
+    kv_dtype: torch.dtype
     target: Target
     tile: Callable[[int, int], Tile]
     """The tile for rows of at most so many (token, head) pairs, and so many programs per multiprocessor."""
+    causal: bool = True
+    first: int = 0
     capturable: ClassVar[bool] = True
-    layout: str = "token"
+
+    @property
+    def layout(self) -> str:
+        """By token."""
+        return token_layout(self.kv_dtype)
 
     @classmethod
     def build(cls, facts: Facts, tile: Callable[[int, int], Tile] | None = None) -> PagedAttention:
-        """The kernel for one head geometry. A fact ``softcap`` is optional; 0 is none."""
+        """The kernel for one head geometry. A fact ``softcap`` is optional; 0 is none. So are a draft's."""
         heads, kv_heads, head_dim = (facts.size(name) for name in ("heads", "kv_heads", "head_dim"))
         best = functools.partial(_tile_for, group=heads // kv_heads, head_dim=head_dim, dtype=facts.dtype)
         return cls(
@@ -111,18 +118,21 @@ class PagedAttention:
             block_size=facts.size("block_size"),
             softcap=facts.number("softcap") if "softcap" in facts else 0.0,
             dtype=facts.dtype,
+            kv_dtype=cache_dtype(facts),
             target=Target.of(facts, shared_memory=140_000),
             tile=tile or best,
+            causal=bool(facts["causal"]) if "causal" in facts else True,
+            first=facts.size("first") if "first" in facts else 0,
         )
 
     def bytes_per_token(self) -> int:
         """Keys and values of all heads."""
-        return 2 * self.kv_heads * self.head_dim * self.dtype.itemsize
+        return 2 * self.kv_heads * self.head_dim * self.kv_dtype.itemsize
 
     def allocate(self, num_blocks: int, device: torch.device) -> KVCache:
         """An empty cache of one layer."""
         return allocate(
-            self.layout, num_blocks, self.block_size, self.kv_heads, self.head_dim, self.dtype, device
+            self.layout, num_blocks, self.block_size, self.kv_heads, self.head_dim, self.kv_dtype, device
         )
 
     def begin(self, step: StepContext) -> _State:
@@ -202,6 +212,7 @@ class PagedAttention:
             block_stride, token_stride, head_stride, self.scale * LOG2E.value, self.softcap,
             WINDOW=self.window, SOFTCAP=self.softcap > 0, BLOCK_SIZE=self.block_size, SPLIT=launch.splits > 1,
             SPLIT_LEAST=_SPLIT_LEAST, BLOCK_N=tile.n, PRECISION=precision(self.dtype),
+            CAUSAL=self.causal, FIRST=self.first,
             num_warps=tile.warps, num_stages=tile.stages, **shared,
         )  # fmt: skip
         if launch.splits > 1:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from frizzen.kernels.facts import Facts
 from frizzen.kernels.ops import KVCache
+from frizzen.kernels.triton.fp8 import saturate_fp8
 from frizzen.kernels.triton.launch import Target, await_inputs, release_next, round_up_power
 
 __all__ = ["Rope"]
@@ -29,11 +30,17 @@ def _gain(q_norm, k_norm, is_query, column, inside):
 
 
 @triton.jit
+def to_cache(values, dtype: tl.constexpr):
+    """``values`` in the type of a cache; what is too large for FP8 becomes its largest number."""
+    return saturate_fp8(values) if dtype == tl.float8e4nv else values.to(dtype)
+
+
+@triton.jit
 def _store(tile, qkv_at, cache_at, column, is_query, exists, inside):
     """Queries go back to where they came from, keys and values to the cache."""
     tl.store(qkv_at[:, None] + column, tile.to(qkv_at.dtype.element_ty), mask=is_query[:, None] & inside)
     cached = (exists & (is_query == 0))[:, None] & inside
-    tl.store(cache_at[:, None] + column, tile.to(cache_at.dtype.element_ty), mask=cached)
+    tl.store(cache_at[:, None] + column, to_cache(tile, cache_at.dtype.element_ty), mask=cached)
 
 
 @triton.jit(do_not_specialize_on_alignment=["slots", "cos", "sin"])

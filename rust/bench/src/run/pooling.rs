@@ -1,4 +1,4 @@
-//! `frizzen bench pooling`: embeddings, and what else comes as one answer that can be large.
+//! `frizzen bench pooling`: embeddings, rankings, and what else comes as one answer that can be large.
 //!
 //! The clock runs from before the request is sent until the whole body has been read, and only then is anything parsed.
 //! Binary bodies are counted as they pass and not kept.
@@ -28,7 +28,14 @@ enum Endpoint {
     Pooling,
     /// /classify
     Classify,
+    /// /score: a short text against each input, in letters
+    Score,
+    /// /rerank: the inputs by a short text, in letters
+    Rerank,
 }
+
+/// What inputs are compared with.
+const QUERY: &str = " w h a t i s t h i s";
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 #[value(rename_all = "snake_case")]
@@ -100,13 +107,20 @@ impl PoolingArgs {
             Endpoint::Embeddings => "/v1/embeddings",
             Endpoint::Pooling => "/pooling",
             Endpoint::Classify => "/classify",
+            Endpoint::Score => "/score",
+            Endpoint::Rerank => "/rerank",
         }
     }
 
-    /// What every request asks for, beside its inputs. `/classify` has no encodings.
+    /// True if vectors come back, and not what was made of them: only they have encodings.
+    const fn returns_vectors(&self) -> bool {
+        matches!(self.endpoint, Endpoint::Embeddings | Endpoint::Pooling)
+    }
+
+    /// What every request asks for, beside its inputs.
     fn asking(&self, encoding: Encoding) -> Value {
         let mut members = Map::new();
-        if self.endpoint != Endpoint::Classify {
+        if self.returns_vectors() {
             members.insert("encoding_format".to_owned(), encoding.name().into());
         }
         for (name, value) in [("embed_dtype", &self.embed_dtype), ("endianness", &self.endianness)] {
@@ -122,7 +136,7 @@ impl PoolingArgs {
                 (0..self.batch_size).map(|_| maker.make(&[Part { tokens, seed: draw.bits() }])).collect();
             Job {
                 due: std::time::Duration::ZERO,
-                body: body(members, &inputs),
+                body: self.body(members, &inputs),
                 prompt_tokens: inputs.iter().map(Prompt::tokens).sum(),
                 inputs: inputs.len() as u64,
             }
@@ -130,13 +144,40 @@ impl PoolingArgs {
         (0..count).map(job).collect()
     }
 
+    /// A request's JSON.
+    fn body(&self, members: &Map<String, Value>, inputs: &[Prompt]) -> Vec<u8> {
+        let mut members = members.clone();
+        let inputs = inputs.iter().map(Prompt::json).collect();
+        match self.endpoint {
+            Endpoint::Score => {
+                members.insert("queries".to_owned(), QUERY.into());
+                members.insert("documents".to_owned(), inputs);
+            }
+            Endpoint::Rerank => {
+                members.insert("query".to_owned(), QUERY.into());
+                members.insert("documents".to_owned(), inputs);
+            }
+            Endpoint::Embeddings | Endpoint::Pooling | Endpoint::Classify => {
+                members.insert("input".to_owned(), inputs);
+            }
+        }
+        Value::Object(members).to_string().into_bytes()
+    }
+
     /// Runs the command and writes what people read to `out`.
     pub async fn run(self, out: &mut dyn Write) -> Result<ExitCode, String> {
         let session = Session::open(&self.server).await?;
         let (path, reading) = (self.path(), self.encoding_format.reading());
-        let words = self.lengths.words.unwrap_or(Words::Ids);
+        let compares = matches!(self.endpoint, Endpoint::Score | Endpoint::Rerank);
+        let words = self.lengths.words.unwrap_or(if compares { Words::Letters } else { Words::Ids });
+        if compares && words == Words::Ids {
+            return Err(format!("{} takes texts, not token ids: leave --words ids out", self.path()));
+        }
+        if !self.returns_vectors() && !matches!(self.encoding_format, Encoding::Float) {
+            return Err(format!("{} has no --encoding-format", self.path()));
+        }
         let readable = session.members(self.asking(Encoding::Float));
-        let probe = |prompt: &Prompt| body(&readable, std::slice::from_ref(prompt));
+        let probe = |prompt: &Prompt| self.body(&readable, std::slice::from_ref(prompt));
         let maker = session.maker(&self.lengths, words, path, probe).await?;
         let members = session.members(self.asking(self.encoding_format));
         let mut draw = Draw::new(self.lengths.seed);
@@ -155,11 +196,4 @@ impl PoolingArgs {
         let label = self.results.label.clone().unwrap_or_default();
         finish(&self.results, "pooling", &Results { label, runs: vec![run] })
     }
-}
-
-/// A request's JSON.
-fn body(members: &Map<String, Value>, inputs: &[Prompt]) -> Vec<u8> {
-    let mut members = members.clone();
-    members.insert("input".to_owned(), inputs.iter().map(Prompt::json).collect());
-    Value::Object(members).to_string().into_bytes()
 }

@@ -152,13 +152,18 @@ impl<'a> Arena<'a> {
         let statuses = self.get::<i32>(S::row_status);
         let counts = self.get::<i32>(S::num_sampled);
         let sampled = self.get::<i32>(S::sampled);
+        let size = self.layout.limits().pooled_size;
+        output.pooled_size = size;
         for (at, row) in plan.rows.iter().enumerate() {
+            if row.samples {
+                output.pooled.extend_from_slice(&self.get::<f32>(S::pooled)[at * size..(at + 1) * size]);
+            }
             if statuses[at] != status::OK {
                 output.failed.push((row.row, failure_of(plan, at).to_owned()));
                 output.num_sampled.push(0);
                 continue;
             }
-            let count = check_count(counts[at], row)?;
+            let count = check_count(counts[at], row, size > 0)?;
             output.num_sampled.push(count as u32);
             for token in &sampled[at * width..at * width + count] {
                 let known = u32::try_from(*token).ok().filter(|token| *token < vocab_size);
@@ -279,9 +284,10 @@ fn failure_of(plan: &StepPlan, row: usize) -> &'static str {
     }
 }
 
-fn check_count(count: i32, row: &PlannedRow) -> Result<usize, WorkerError> {
-    let most = if row.samples { row.num_drafts as usize + 1 } else { 0 };
-    let least = usize::from(row.samples);
+fn check_count(count: i32, row: &PlannedRow, pools: bool) -> Result<usize, WorkerError> {
+    let samples = row.samples && !pools;
+    let most = if samples { row.num_drafts as usize + 1 } else { 0 };
+    let least = usize::from(samples);
     usize::try_from(count).ok().filter(|count| (least..=most).contains(count)).ok_or_else(|| {
         let message = format!("the worker returned {count} tokens for a row that can have {least} to {most}");
         WorkerError::Fatal { message, detail: String::new() }
@@ -298,6 +304,8 @@ fn admit_ints(admission: &Admission) -> [i32; admit_int::LEN] {
     ints[admit_int::PROMPT_LEN] = admission.request.prompt.len() as i32;
     ints[admit_int::MIN_TOKENS] = params.min_tokens.min(i32::MAX as u32) as i32;
     ints[admit_int::NUM_RULES] = admission.num_rules() as i32;
+    let second = admission.request.pooling.and_then(|pooling| pooling.second_start);
+    ints[admit_int::SECOND_START] = second.map_or(0, |start| start as i32);
     ints[admit_int::NUM_HISTORY] = admission.num_history() as i32;
     ints
 }

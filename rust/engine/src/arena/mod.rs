@@ -73,6 +73,8 @@ pub struct ArenaLimits {
     pub max_rules: usize,
     /// Logits of the model.
     pub vocab_size: usize,
+    /// Numbers of a pooled vector; 0 if the model generates.
+    pub pooled_size: usize,
 }
 
 /// One array of the arena.
@@ -144,6 +146,7 @@ sections!(
     num_sampled,
     sampled,
     row_status,
+    pooled,
     num_proposed,
     proposed,
     proposed_confidence,
@@ -207,6 +210,8 @@ pub mod admit_int {
     pub const NUM_RULES: usize = 5;
     /// This admission's entries in `history` (0 unless a penalty is on).
     pub const NUM_HISTORY: usize = 6;
+    /// Index of the first token of the second text of a pair, 0 = one text.
+    pub const SECOND_START: usize = 7;
     /// Number of columns.
     pub const LEN: usize = 8;
 }
@@ -290,6 +295,7 @@ impl S {
             S::rule_kinds | S::rule_tokens => (I32, vec![limits.max_rules]),
             S::rule_values => (F32, vec![limits.max_rules]),
             S::history => (I32, vec![limits.max_history]),
+            S::pooled => (F32, vec![rows, limits.pooled_size]),
             S::sampled | S::ranks => (I32, vec![rows, width]),
             S::logprobs => (F32, vec![rows, width]),
             S::top_tokens => (I32, vec![rows, width, alternatives]),
@@ -314,6 +320,7 @@ impl ArenaLimits {
             max_history: admissions.history as usize,
             max_rules: admissions.rules as usize,
             vocab_size: info.vocab_size as usize,
+            pooled_size: info.pooling.as_ref().map_or(0, |pooling| pooling.size as usize),
         }
     }
 }

@@ -19,6 +19,7 @@ use super::affinity::Affinity;
 use super::wire::{self, Ending, FromReplica, RemoteRequest, ToReplica, VERSION};
 use crate::engine::EngineSeat;
 use crate::handle::{Command, Health, Load, ReplicaStatus, Shared};
+use crate::pause::PauseMode;
 use crate::worker::WorkerInfo;
 
 /// How long a replica may leave the connection full.
@@ -83,10 +84,17 @@ struct Member {
     given_up: bool,
 }
 
-/// Prefix-cache resets that wait for replicas.
-struct Reset {
-    answer: Sender<bool>,
+/// What every replica was asked, and somebody waits for.
+enum Question {
+    ResetPrefixCache(Sender<bool>),
+    Pause(Sender<()>),
+}
+
+struct Asked {
+    question: Question,
+    /// Replicas that have not answered.
     missing: FxHashSet<u32>,
+    /// All that have answered said yes.
     done: bool,
 }
 
@@ -97,7 +105,9 @@ pub struct Dispatcher {
     sender: Sender<Event>,
     members: Vec<Member>,
     affinity: Affinity,
-    resets: Vec<Reset>,
+    asked: Vec<Asked>,
+    /// A replica that comes later is told too.
+    paused: Option<PauseMode>,
     connections: u64,
     ready: bool,
 }
@@ -146,7 +156,8 @@ impl Dispatcher {
             sender,
             members,
             affinity: Affinity::default(),
-            resets: Vec::new(),
+            asked: Vec::new(),
+            paused: None,
             connections: 0,
             ready: false,
         };
@@ -207,17 +218,18 @@ impl Dispatcher {
                 }
             }
             Command::ResetPrefixCache(answer) => {
-                let live: FxHashSet<u32> = (0..self.members.len() as u32)
-                    .filter(|rank| self.members[*rank as usize].info.is_some())
-                    .collect();
                 self.affinity = Affinity::default();
+                self.ask(Question::ResetPrefixCache(answer), &ToReplica::ResetPrefixCache);
+            }
+            Command::Pause(mode, answer) => {
+                self.paused = Some(mode);
+                self.ask(Question::Pause(answer), &ToReplica::Pause(mode));
+            }
+            Command::Resume => {
+                self.paused = None;
                 for rank in 0..self.members.len() as u32 {
-                    if live.contains(&rank) {
-                        self.tell(rank, &ToReplica::ResetPrefixCache);
-                    }
+                    self.tell(rank, &ToReplica::Resume);
                 }
-                self.resets.push(Reset { answer, missing: live, done: true });
-                self.answer_resets();
             }
             Command::Control(name, _, answer) => {
                 // Nobody waits for the answer any more if this fails.
@@ -251,6 +263,7 @@ impl Dispatcher {
             prompt: request.prompt.to_vec(),
             params: request.params.clone(),
             constraint: constraint.flatten(),
+            pooling: request.pooling,
             priority: request.priority,
             cache_salt: request.cache_salt.as_deref().map(str::to_owned),
             external_id: request.external_id.to_string(),
@@ -322,7 +335,12 @@ impl Dispatcher {
                 self.shared.set_remote_metrics(texts.filter(|text| !text.is_empty()).collect());
                 return;
             }
-            FromReplica::PrefixCacheReset(done) => self.reset_by(rank, done),
+            FromReplica::PrefixCacheReset(done) => {
+                self.answered(rank, done, |question| matches!(question, Question::ResetPrefixCache(_)));
+            }
+            FromReplica::Paused => {
+                self.answered(rank, true, |question| matches!(question, Question::Pause(_)));
+            }
             FromReplica::Failed(reason) => {
                 self.lose(rank, &reason);
                 return;
@@ -352,6 +370,9 @@ impl Dispatcher {
         member.note.clear();
         member.info = Some(info);
         tracing::info!(engine = rank, "a replica is ready");
+        if let Some(mode) = self.paused {
+            self.tell(rank, &ToReplica::Pause(mode));
+        }
         let infos: Vec<&WorkerInfo> = self.members.iter().filter_map(|member| member.info.as_ref()).collect();
         if self.ready || infos.len() < self.members.len() {
             return;
@@ -384,7 +405,8 @@ impl Dispatcher {
             self.end(id, Error::Request { message });
         }
         self.affinity.forget(rank as usize);
-        self.reset_by(rank, true);
+        // It has no cache any more, and nothing moves in it.
+        while self.answered(rank, true, |_| true) {}
         self.publish();
     }
 
@@ -402,22 +424,37 @@ impl Dispatcher {
         self.publish();
     }
 
-    /// A replica has answered the oldest reset that waits for it, or has no cache any more.
-    fn reset_by(&mut self, rank: u32, done: bool) {
-        if let Some(reset) = self.resets.iter_mut().find(|reset| reset.missing.contains(&rank)) {
-            reset.missing.remove(&rank);
-            reset.done &= done;
+    fn ask(&mut self, question: Question, message: &ToReplica) {
+        let ranks = 0..self.members.len() as u32;
+        let live: Vec<u32> = ranks.filter(|rank| self.members[*rank as usize].info.is_some()).collect();
+        for rank in &live {
+            self.tell(*rank, message);
         }
-        self.answer_resets();
+        self.asked.push(Asked { question, missing: live.into_iter().collect(), done: true });
+        self.settle();
     }
 
-    fn answer_resets(&mut self) {
-        self.resets.retain(|reset| {
-            if reset.missing.is_empty() {
+    /// A replica has answered the oldest question of a kind that waits for it; false if none does.
+    fn answered(&mut self, rank: u32, done: bool, kind: impl Fn(&Question) -> bool) -> bool {
+        let waiting = |asked: &&mut Asked| kind(&asked.question) && asked.missing.contains(&rank);
+        let Some(asked) = self.asked.iter_mut().find(waiting) else { return false };
+        asked.missing.remove(&rank);
+        asked.done &= done;
+        self.settle();
+        true
+    }
+
+    /// Answers whoever waits for questions that nobody has to answer any more.
+    fn settle(&mut self) {
+        self.asked.retain(|asked| {
+            if asked.missing.is_empty() {
                 // Nobody waits for the answer any more if this fails.
-                let _ = reset.answer.send(reset.done);
+                let _ = match &asked.question {
+                    Question::ResetPrefixCache(answer) => answer.send(asked.done).is_ok(),
+                    Question::Pause(answer) => answer.send(()).is_ok(),
+                };
             }
-            !reset.missing.is_empty()
+            !asked.missing.is_empty()
         });
     }
 

@@ -7,7 +7,7 @@ use std::io::{self, BufReader, BufWriter, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -161,6 +161,7 @@ impl Replica {
             open: FxHashMap::default(),
             came: Vec::new(),
             said: Said::default(),
+            pauses: Vec::new(),
         };
         let ended = serving.run(&arrived);
         // Dropping the streams aborts them, and the loop is told to end only after that.
@@ -193,6 +194,8 @@ struct Serving<'a> {
     open: FxHashMap<RequestId, Open>,
     came: Vec<RequestId>,
     said: Said,
+    /// Pauses that are not settled yet.
+    pauses: Vec<Receiver<()>>,
 }
 
 impl Serving<'_> {
@@ -239,6 +242,8 @@ impl Serving<'_> {
                 let reset = self.handle.reset_prefix_cache();
                 self.say(&FromReplica::PrefixCacheReset(reset))?;
             }
+            Event::Said(ToReplica::Pause(mode)) => self.pauses.push(self.handle.pause(mode)),
+            Event::Said(ToReplica::Resume) => self.handle.resume(),
             Event::Said(ToReplica::Shutdown) | Event::Closed => return Ok(true),
         }
         Ok(false)
@@ -252,6 +257,7 @@ impl Serving<'_> {
                 prompt: request.prompt.into(),
                 params: request.params,
                 constraint,
+                pooling: request.pooling,
                 priority: request.priority,
                 cache_salt: request.cache_salt.map(Into::into),
                 external_id: request.external_id.into(),
@@ -328,6 +334,11 @@ impl Serving<'_> {
             self.handle.fail(error.clone());
             self.say(&FromReplica::Failed(error.to_string()))?;
             return Ok(Some(Ended::Stuck(error)));
+        }
+        let before = self.pauses.len();
+        self.pauses.retain(|settled| settled.try_recv() == Err(TryRecvError::Empty));
+        for _ in self.pauses.len()..before {
+            self.say(&FromReplica::Paused)?;
         }
         let load = self.handle.load();
         if load != self.said.load {

@@ -6,11 +6,12 @@
 use std::io::{self, Read, Write};
 use std::time::Duration;
 
-use frizzen_core::{OutputDelta, RequestId, SamplingParams, TokenId};
+use frizzen_core::{OutputDelta, Pooling, RequestId, SamplingParams, TokenId};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::handle::Load;
+use crate::pause::PauseMode;
 
 /// Goes up with every change of a message.
 pub const VERSION: u32 = 1;
@@ -28,6 +29,8 @@ pub struct RemoteRequest {
     pub params: SamplingParams,
     /// The source of its constraint, which the replica compiles.
     pub constraint: Option<String>,
+    /// What a pooling request says besides.
+    pub pooling: Option<Pooling>,
     /// Smaller is served first under the priority policy.
     pub priority: i32,
     /// Requests with different salts never share KV blocks.
@@ -54,6 +57,10 @@ pub enum ToReplica {
     End(RequestId, Ending),
     /// Forget the hashed prefixes; answered by [`FromReplica::PrefixCacheReset`].
     ResetPrefixCache,
+    /// Hold new requests back; answered by [`FromReplica::Paused`].
+    Pause(PauseMode),
+    /// Take requests again.
+    Resume,
     /// Abort what is left and end.
     Shutdown,
 }
@@ -88,6 +95,8 @@ pub enum FromReplica {
     Metrics(String),
     /// Whether the prefixes were forgotten.
     PrefixCacheReset(bool),
+    /// Nothing moves any more.
+    Paused,
     /// Its first fatal error; it ends after this.
     Failed(String),
 }

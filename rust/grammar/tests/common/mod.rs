@@ -27,7 +27,8 @@ fn byte_alphabet() -> Vec<String> {
     (0..=255).map(|byte| stand_in(byte).to_string()).collect()
 }
 
-fn tokenizer() -> Tokenizer {
+/// A tokenizer of [`WORDS`], with special tokens after the two ends of a text.
+pub fn tokenizer(special: &[&str]) -> Tokenizer {
     let alphabet = byte_alphabet();
     let spelled =
         |word: &&str| word.bytes().map(|byte| alphabet[usize::from(byte)].as_str()).collect::<String>();
@@ -35,8 +36,9 @@ fn tokenizer() -> Tokenizer {
     let vocab: Map<String, Value> =
         alphabet.iter().chain(&words).cloned().zip((0..).map(Value::from)).collect();
     let added: Vec<Value> = ["<|end|>", "<|stop|>"]
-        .into_iter()
-        .zip(EOS)
+        .iter()
+        .chain(special)
+        .zip(EOS[0]..)
         .map(|(content, id)| {
             json!({"id": id, "content": content, "special": true, "single_word": false, "lstrip": false,
                    "rstrip": false, "normalized": false})
@@ -53,7 +55,7 @@ fn tokenizer() -> Tokenizer {
 /// The compiler that all tests share.
 pub fn compiler() -> &'static GrammarCompiler {
     static COMPILER: LazyLock<GrammarCompiler> = LazyLock::new(|| {
-        GrammarCompiler::new(&tokenizer(), VOCAB_SIZE, &EOS, GrammarLimits::default())
+        GrammarCompiler::new(&tokenizer(&[]), VOCAB_SIZE, &EOS, GrammarLimits::default())
             .expect("a valid vocabulary")
     });
     &COMPILER

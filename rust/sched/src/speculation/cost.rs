@@ -16,6 +16,8 @@ const MEMORY: f64 = 20.0;
 /// A measurement beyond this factor of what is expected counts as this factor: a hiccup must not pass for a change, and
 /// a change comes back.
 const OUTLIER: f64 = 3.0;
+/// Buckets of rows that stand for each other where the law carries times over: half as many again.
+const NEAR: u32 = 2;
 /// Measurements after which the law is fitted anew.
 const FIT_EVERY: u64 = 16;
 /// What a time from an earlier run counts: it is used at once and soon outweighed.
@@ -180,14 +182,31 @@ impl CostModel {
         self.known(rows, drafts, proposed).map_or(0.0, |cell| cell.weight)
     }
 
+    /// The cell of such a step; once the law can carry its time over, that of a step with nearly as many rows and drafts
+    /// per row will do.
     fn known(&self, rows: usize, drafts: usize, proposed: usize) -> Option<&Cell> {
-        let is_known = proposed == 0 || self.knows_drafting(rows, proposed);
-        self.cells.get(&(bucket(rows), bucket(drafts))).filter(|_| is_known)
+        if proposed > 0 && !self.knows_drafting(rows, proposed) {
+            return None;
+        }
+        let wanted = bucket(rows);
+        let own = self.cells.get(&(wanted, bucket(drafts)));
+        if own.is_some() || !self.law.is_fitted() {
+            return own;
+        }
+        let per_row = drafts as f64 / rows.max(1) as f64;
+        let is_alike = |cell: &Cell| {
+            let other = cell.drafts / cell.rows.max(1.0);
+            (per_row - other).abs() <= 0.3 * per_row.max(other)
+        };
+        let near = self.cells.range((wanted.saturating_sub(NEAR), 0)..=(wanted + NEAR, u32::MAX));
+        near.map(|(_, cell)| cell).filter(|cell| is_alike(cell)).max_by_key(|cell| cell.last)
     }
 
-    /// Whether it was measured what proposing so many drafts per row adds.
+    /// Whether it was measured what proposing so many drafts per row adds, at about as many rows.
     pub fn knows_drafting(&self, rows: usize, proposed: usize) -> bool {
-        self.drafting.contains_key(&(bucket(rows), bucket(proposed)))
+        let (wanted, proposed) = (bucket(rows), bucket(proposed));
+        let near = self.drafting.range((wanted.saturating_sub(NEAR), 0)..=(wanted + NEAR, u32::MAX));
+        near.into_iter().any(|((_, other), _)| *other == proposed)
     }
 
     /// The curve at this number of rows, of steps that propose nothing; `None` before any step without drafts was

@@ -32,6 +32,8 @@ pub struct Speculator {
     fixed: bool,
     /// Drafts per row that the worker is to propose after the next step.
     wanted: u32,
+    /// What the guard chose last, while drafts were worth it.
+    usual: u32,
     /// Why there are no drafts any more.
     failure: Option<String>,
     /// Steps since the last label.
@@ -70,6 +72,7 @@ impl Speculator {
             rows: 0,
             fixed: false,
             wanted: 0,
+            usual: 0,
             failure: None,
             unlabelled: 0,
             governed: Vec::new(),
@@ -137,6 +140,7 @@ impl Speculator {
                 let tokens = &output.tokens[event.tokens.clone()];
                 labels += followed.compare(tokens, &mut self.acceptance, self.config.only_verified());
                 self.drafter.observe(event.request, tokens);
+                self.drafter.observe(event.request, &event.forced);
             }
         }
         self.unlabelled = if labels > 0 { 0 } else { self.unlabelled.saturating_add(1) };
@@ -231,6 +235,9 @@ impl Speculator {
             self.followed.values_mut().for_each(|followed| followed.own.forget());
         }
         self.wanted = fixed.proposed.max(decision.propose) as u32;
+        if decision.reason == Reason::Gain {
+            self.usual = decision.propose as u32;
+        }
         decision.reason
     }
 
@@ -259,6 +266,7 @@ impl Speculator {
             let params = &admission.request.params;
             match params.speculation.unwrap_or(self.config.default) {
                 Speculation::MaxTokens(k) => k.min(self.max_drafts),
+                Speculation::Auto if self.guard.is_on() => self.usual,
                 Speculation::Auto | Speculation::Off => 0,
             }
         });

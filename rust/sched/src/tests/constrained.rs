@@ -1,14 +1,16 @@
 //! Masks and acceptance over a constraint to a list of texts.
 
-use frizzen_core::{FinishReason, StopReason, TokenId};
+use frizzen_core::{FinishReason, ReasoningMarkers, StopReason, TokenId};
 
 use super::Constrained;
 use crate::plan::LAST_SAMPLED;
 use crate::sim::OneOf;
-use crate::window::{ConstraintScope, ReasoningMarkers};
+use crate::window::ConstraintScope;
 
 const WORDS: usize = 2;
-const FREE: [u32; WORDS] = [u32::MAX; WORDS];
+/// Reasoning: anything but the end of the request.
+const FREE: [u32; WORDS] = [!1, u32::MAX];
+const ALL: [u32; WORDS] = [u32::MAX; WORDS];
 const EOS: TokenId = 0;
 // Tokens of free text, the marker that ends reasoning, and tokens of the texts.
 const A: TokenId = 1;
@@ -25,21 +27,20 @@ const CLOSE: TokenId = 14;
 const TEXT: [TokenId; 8] = [OPEN, QUOTE, LETTER, QUOTE, COLON, QUOTE, LETTER, CLOSE];
 
 fn constrained(reasoning: bool) -> Constrained {
-    let markers = ReasoningMarkers { begin: None, end: [E].into() };
+    let markers = ReasoningMarkers::of_tokens(None, &[E]);
     let scope =
         if reasoning { ConstraintScope::after_reasoning(markers, &[A]) } else { ConstraintScope::default() };
-    Constrained::new(&OneOf([TEXT.to_vec()].into()), scope)
+    Constrained::with_scope(&OneOf([TEXT.to_vec()].into()), scope)
 }
 
 fn rows(constrained: &mut Constrained, window: &[i32]) -> Vec<[u32; WORDS]> {
-    let mut masks = vec![7; WORDS];
+    let mut masks = vec![7; WORDS * (window.len() + 1)];
     constrained.fill(window, &[EOS], WORDS, &mut masks);
-    assert_eq!(masks[..WORDS], [7; WORDS], "what was there stays");
-    masks[WORDS..].chunks(WORDS).map(|mask| mask.try_into().expect("chunks of this length")).collect()
+    masks.chunks(WORDS).map(|mask| mask.try_into().expect("chunks of this length")).collect()
 }
 
 fn pattern(rows: &[[u32; WORDS]]) -> String {
-    rows.iter().map(|row| if *row == FREE { 'U' } else { 'C' }).collect()
+    rows.iter().map(|row| if *row == FREE || *row == ALL { 'U' } else { 'C' }).collect()
 }
 
 fn only(token: TokenId) -> [u32; WORDS] {
@@ -103,7 +104,7 @@ fn the_first_token_after_reasoning_is_bound_wherever_the_marker_falls_vllm_44993
         drafts.extend([E, B, B, B]);
         drafts.truncate(5);
         let mut reasoning = constrained(true);
-        let kept = reasoning.validate(&drafts);
+        let kept = reasoning.validate(&drafts, &[EOS]);
         assert_eq!(kept, (at + 1).min(5), "drafts after the marker are against the grammar");
         let window: Vec<i32> = drafts.iter().map(|token| *token as i32).collect();
         let masks = rows(&mut reasoning, &window);
@@ -115,7 +116,7 @@ fn the_first_token_after_reasoning_is_bound_wherever_the_marker_falls_vllm_44993
 #[test]
 fn a_forbidden_draft_is_no_error_vllm_27969() {
     let mut ended = constrained(false);
-    assert_eq!(ended.validate(&[OPEN, A, QUOTE]), 1);
+    assert_eq!(ended.validate(&[OPEN, A, QUOTE], &[EOS]), 1);
     let masks = rows(&mut ended, &[OPEN as i32, A as i32, QUOTE as i32]);
     assert_eq!(masks, [only(OPEN), only(QUOTE), only(QUOTE), only(QUOTE)]);
     assert_eq!(ended.accept(&[OPEN, QUOTE], false), (2, None), "and the request goes on");
@@ -144,11 +145,11 @@ fn the_foretold_mask_is_the_next_one() {
     for split in 0..=TEXT.len() {
         let mut drafted = constrained(true);
         let window = [&[A, E], &TEXT[..split]].concat();
-        assert_eq!(drafted.validate(&window), window.len());
+        assert_eq!(drafted.validate(&window, &[EOS]), window.len());
         let mut padded: Vec<i32> = window.iter().map(|token| *token as i32).collect();
         padded.extend([LAST_SAMPLED; 2]);
         let foretold = rows(&mut drafted, &padded)[window.len()];
-        assert_eq!(drafted.validate(&window), window.len(), "filling changes nothing");
+        assert_eq!(drafted.validate(&window, &[EOS]), window.len(), "filling changes nothing");
         let (kept, _) = drafted.accept(&window, false);
         assert_eq!(kept, window.len());
         assert_eq!(rows(&mut drafted, &[])[0], foretold);
@@ -158,12 +159,11 @@ fn the_foretold_mask_is_the_next_one() {
 #[test]
 fn a_stop_that_is_also_content_is_masked_until_the_text_can_end() {
     let mut ended = constrained(false);
-    let mut masks = Vec::new();
+    let mut masks = vec![0; WORDS];
     ended.fill(&[], &[EOS, QUOTE], WORDS, &mut masks);
     assert_eq!(masks, only(OPEN));
     ended.accept(&[OPEN], false);
-    masks.clear();
     ended.fill(&[], &[EOS, QUOTE], WORDS, &mut masks);
-    assert_eq!(masks, FREE, "nothing is left to choose, so the choice does not count");
+    assert_eq!(masks, ALL, "nothing is left to choose, so the choice does not count");
     assert!(matches!(ended.accept(&[A], false), (0, Some(FinishReason::Error(_)))));
 }

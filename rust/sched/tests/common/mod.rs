@@ -21,6 +21,7 @@ pub fn config() -> SchedulerConfig {
         block_size: 4,
         num_blocks: 33,
         prefix_caching: true,
+        whole_prompts: false,
         long_prefill_threshold: 0,
         spare_last_hit: false,
         policy: Policy::Fcfs,
@@ -39,6 +40,7 @@ pub fn request(prompt: &[TokenId], max_tokens: u32) -> Arc<Request> {
         },
         priority: 0,
         constraint: None,
+        pooling: None,
         cache_salt: None,
         external_id: "".into(),
     })
@@ -88,7 +90,9 @@ impl Rig {
             let mut events = Vec::new();
             self.scheduler.commit(&plan, &output, Duration::ZERO, &mut events);
             for event in events {
-                self.texts.entry(event.request).or_default().extend(&output.tokens[event.tokens]);
+                let text = self.texts.entry(event.request).or_default();
+                text.extend(&output.tokens[event.tokens]);
+                text.extend(&event.forced);
                 if let Some(finish) = event.finish {
                     self.finished.insert(event.request, finish.reason);
                 }

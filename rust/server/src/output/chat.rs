@@ -8,6 +8,7 @@ use std::sync::Arc;
 use frizzen_core::TokenId;
 use frizzen_text::parse::{Delta, Message};
 
+use crate::error::ApiError;
 use crate::output::delta::{ChoiceDelta, Finish};
 use crate::output::logprobs;
 use crate::output::message::{Reader, Shape};
@@ -117,8 +118,12 @@ impl Writer for Chat {
         }
     }
 
-    fn usage_event(&self, usage: &Usage, out: &mut Vec<u8>) {
-        self.envelope.usage_event(usage, out);
+    fn end(&mut self, usage: &Usage, out: &mut Vec<u8>) {
+        self.envelope.end(usage, out);
+    }
+
+    fn failed(&mut self, error: &ApiError, out: &mut Vec<u8>) {
+        Envelope::failed(error, out);
     }
 
     fn answer(&mut self, choices: &[ChoiceDelta], usage: &Usage, out: &mut Vec<u8>) {

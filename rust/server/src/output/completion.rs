@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use frizzen_core::TokenId;
 
+use crate::error::ApiError;
 use crate::json;
 use crate::output::delta::{ChoiceDelta, Finish};
 use crate::output::logprobs::{self, Offsets};
@@ -84,8 +85,12 @@ impl Writer for Completion {
         self.offsets[index] = Some(offsets);
     }
 
-    fn usage_event(&self, usage: &Usage, out: &mut Vec<u8>) {
-        self.envelope.usage_event(usage, out);
+    fn end(&mut self, usage: &Usage, out: &mut Vec<u8>) {
+        self.envelope.end(usage, out);
+    }
+
+    fn failed(&mut self, error: &ApiError, out: &mut Vec<u8>) {
+        Envelope::failed(error, out);
     }
 
     fn answer(&mut self, choices: &[ChoiceDelta], usage: &Usage, out: &mut Vec<u8>) {

@@ -26,6 +26,8 @@ pub struct Reader {
     /// `None` if the text is the content.
     parser: Option<MessageParser>,
     shape: Shape,
+    /// Calls end an answer with `stop`: the client has named the function.
+    stops: bool,
     calls: usize,
     complete: usize,
 }
@@ -34,7 +36,14 @@ impl Reader {
     /// A reader at the beginning of a text.
     pub fn new(format: Format, setup: &Setup, shape: Shape) -> Self {
         let parser = (!format.is_plain()).then(|| MessageParser::new(format, setup));
-        Self { parser, shape, calls: 0, complete: 0 }
+        Self { parser, shape, stops: false, calls: 0, complete: 0 }
+    }
+
+    /// Calls are what the client forced by name, so that the model's stop is shown as it is, as in OpenAI's answers.
+    #[must_use]
+    pub fn stopping_at_calls(mut self) -> Self {
+        self.stops = true;
+        self
     }
 
     /// What the next delta of the choice brings.
@@ -70,7 +79,8 @@ impl Reader {
 
     /// The reason to show for the engine's.
     pub fn finish_reason(&self, reason: &'static str) -> &'static str {
-        if reason == "stop" && self.calls > 0 && self.calls == self.complete { "tool_calls" } else { reason }
+        let called = self.calls > 0 && self.calls == self.complete && !self.stops;
+        if reason == "stop" && called { "tool_calls" } else { reason }
     }
 
     /// Appends the member of a streamed `delta` object that shows `part`; nothing for the end of a call.

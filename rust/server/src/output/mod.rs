@@ -6,14 +6,20 @@
 //! * [`message`]: what a choice's text says: reasoning, content, tool calls.
 //! * [`pieces`], [`logprobs`]: tokens as text and bytes. * [`stream`]: the event stream.
 
+pub mod blocks;
 pub mod chat;
 pub mod completion;
 pub mod delta;
+#[cfg(test)]
+mod fuzz;
 pub mod generation;
 pub mod logprobs;
 pub mod message;
+pub mod messages;
 pub mod pieces;
+pub mod responses;
 pub mod stream;
+pub mod tokens;
 pub mod usage;
 pub mod writer;
 

@@ -18,7 +18,6 @@ use crate::error::ApiError;
 use crate::output::generation::Generation;
 use crate::output::writer::Writer;
 
-const DONE: &[u8] = b"data: [DONE]\n\n";
 const COMMENT: &[u8] = b": ping\n\n";
 /// Room for a usual event.
 const EVENT: usize = 384;
@@ -88,8 +87,7 @@ impl EventStream {
                     return Poll::Ready(Err(error));
                 }
                 Poll::Ready(None) => {
-                    self.writer.usage_event(&generation.usage(), &mut self.out);
-                    self.out.extend_from_slice(DONE);
+                    self.writer.end(&generation.usage(), &mut self.out);
                     self.generation = None;
                 }
                 Poll::Pending if self.out.is_empty() => return Poll::Pending,
@@ -116,13 +114,6 @@ impl EventStream {
         }
         false
     }
-
-    fn write_error(&mut self, error: &ApiError) {
-        self.out.extend_from_slice(b"data: ");
-        error.write_json(&mut self.out);
-        self.out.extend_from_slice(b"\n\n");
-        self.out.extend_from_slice(DONE);
-    }
 }
 
 impl Stream for EventStream {
@@ -134,7 +125,7 @@ impl Stream for EventStream {
             match this.poll_output(context) {
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(Ok(())) => {}
-                Poll::Ready(Err(error)) => this.write_error(&error),
+                Poll::Ready(Err(error)) => this.writer.failed(&error, &mut this.out),
             }
         }
         if this.out.is_empty() {

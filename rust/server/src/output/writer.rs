@@ -2,6 +2,7 @@
 
 use frizzen_core::TokenId;
 
+use crate::error::ApiError;
 use crate::json;
 use crate::output::{ChoiceDelta, Usage};
 use crate::request::Shown;
@@ -13,12 +14,18 @@ pub trait Writer: Send {
     /// Appends the events of one delta; none if it shows nothing.
     fn events(&mut self, delta: &ChoiceDelta, usage: &Usage, out: &mut Vec<u8>);
 
-    /// Appends the last event, with the usage and no choice, if it was asked for.
-    fn usage_event(&self, usage: &Usage, out: &mut Vec<u8>);
+    /// Appends what a stream ends with, after the last delta of every choice.
+    fn end(&mut self, usage: &Usage, out: &mut Vec<u8>);
+
+    /// Appends what a stream ends with that breaks off.
+    fn failed(&mut self, error: &ApiError, out: &mut Vec<u8>);
 
     /// Appends the whole answer; `choices` are merged deltas in the order of their indexes.
     fn answer(&mut self, choices: &[ChoiceDelta], usage: &Usage, out: &mut Vec<u8>);
 }
+
+/// Ends a stream of events without names.
+const DONE: &[u8] = b"data: [DONE]\n\n";
 
 /// What every chunk of an answer begins and ends with; serialised once.
 #[derive(Debug)]
@@ -39,6 +46,8 @@ pub struct Header<'a> {
     pub created: u64,
     /// The name of the model.
     pub model: &'a str,
+    /// The name of the request, where it is shown beside the id.
+    pub request_id: Option<&'a str>,
     /// Whether every part of the grammar that was asked for is enforced; `None` if none was.
     pub grammar_enforced: Option<bool>,
 }
@@ -55,6 +64,10 @@ impl Envelope {
             json::integer(&mut head, header.created);
             head.extend_from_slice(b",\"model\":");
             json::string(&mut head, header.model);
+            if let Some(name) = header.request_id {
+                head.extend_from_slice(b",\"request_id\":");
+                json::string(&mut head, name);
+            }
             if let Some(enforced) = header.grammar_enforced {
                 head.extend_from_slice(b",\"grammar_enforced\":");
                 head.extend_from_slice(if enforced { b"true" } else { b"false" });
@@ -98,8 +111,16 @@ impl Envelope {
         out.extend_from_slice(b"}\n\n");
     }
 
-    /// Appends the usage event, if it was asked for.
-    pub fn usage_event(&self, usage: &Usage, out: &mut Vec<u8>) {
+    /// Appends an error, and the end of the stream.
+    pub fn failed(error: &ApiError, out: &mut Vec<u8>) {
+        out.extend_from_slice(b"data: ");
+        error.write_json(out);
+        out.extend_from_slice(b"\n\n");
+        out.extend_from_slice(DONE);
+    }
+
+    /// Appends the usage event, with no choice, if it was asked for, and the end of the stream.
+    pub fn end(&self, usage: &Usage, out: &mut Vec<u8>) {
         if self.shown.include_usage {
             out.extend_from_slice(b"data: ");
             out.extend_from_slice(&self.chunk);
@@ -107,6 +128,7 @@ impl Envelope {
             usage.write(out);
             out.extend_from_slice(b"}\n\n");
         }
+        out.extend_from_slice(DONE);
     }
 
     /// Appends the whole answer: `choice` writes the members of each choice after `index`, `members` those after

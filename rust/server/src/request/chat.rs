@@ -1,5 +1,6 @@
 //! `/v1/chat/completions`.
 
+use frizzen_text::parse::ReasoningFormat;
 use serde_json::{Map, Value};
 
 use crate::error::ApiError;
@@ -37,6 +38,8 @@ pub struct ChatRequest {
     pub tool_choice: ToolChoice,
     /// It may make several calls.
     pub parallel_tool_calls: bool,
+    /// Most tokens of its reasoning.
+    pub thinking_budget: Option<u32>,
     /// Show its reasoning.
     pub include_reasoning: bool,
     /// Stop strings are looked for in its reasoning too.
@@ -59,15 +62,33 @@ impl ChatRequest {
             let message = "reasoning can be left out only by a server with --reasoning-parser";
             return Err(ApiError::unsupported("include_reasoning", message));
         }
+        let thinking_budget = thinking_budget(&mut fields, limits)?;
         Ok(Self {
             common,
             conversation,
             tool_choice,
             parallel_tool_calls: fields.boolean("parallel_tool_calls")?.unwrap_or(true),
+            thinking_budget,
             include_reasoning,
             stop_in_reasoning: fields.flag("stop_in_reasoning")?,
         })
     }
+}
+
+/// The most tokens of reasoning: -1 is no limit.
+fn thinking_budget(fields: &mut Fields, limits: &Limits) -> Result<Option<u32>, ApiError> {
+    let mut budget = None;
+    for name in ["thinking_token_budget", "thinking_budget"] {
+        let Some(asked) = fields.integer::<i64>(name, -1..=i64::from(u32::MAX))? else { continue };
+        if asked >= 0 && limits.format.reasoning.and_then(ReasoningFormat::tags).is_none() {
+            let message = format!(
+                "{name} needs a server with a --reasoning-parser whose reasoning stands between tags, which can be counted"
+            );
+            return Err(ApiError::unsupported(name, message));
+        }
+        budget = budget.or(u32::try_from(asked).ok());
+    }
+    Ok(budget)
 }
 
 /// Reads the fields that make the prompt. `/tokenize` takes the same ones.
@@ -87,6 +108,9 @@ pub fn conversation(fields: &mut Fields) -> Result<Conversation, ApiError> {
     let mut template_kwargs = fields.object("chat_template_kwargs")?.unwrap_or_default();
     if let Some(effort) = fields.string("reasoning_effort")? {
         template_kwargs.entry("reasoning_effort").or_insert(Value::String(effort));
+    }
+    if let Some(thinks) = fields.boolean("enable_thinking")? {
+        template_kwargs.entry("enable_thinking").or_insert(Value::Bool(thinks));
     }
     Ok(Conversation {
         messages,

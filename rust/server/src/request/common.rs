@@ -4,6 +4,7 @@ use frizzen_core::{ParamLimits, SamplingParams, Speculation};
 use frizzen_text::parse::Format;
 use serde_json::Value;
 
+use crate::defaults::SamplingDefaults;
 use crate::error::{ApiError, quoted, shortened};
 use crate::request::constraint::{self, RequestedGrammar};
 use crate::request::fields::Fields;
@@ -36,6 +37,8 @@ pub struct Limits {
     pub by_priority: bool,
     /// What is read out of the model's text.
     pub format: Format,
+    /// What requests get that do not say.
+    pub defaults: SamplingDefaults,
 }
 
 /// How outputs are to be shown.
@@ -109,13 +112,17 @@ impl Common {
             cache_salt: cache_salt(fields)?,
             request_id: fields.string("request_id")?,
             shown: shown(fields)?,
-            params: sampling(fields, vocab)?,
+            params: sampling(fields, vocab, &limits.defaults)?,
         })
     }
 }
 
-fn sampling(fields: &mut Fields, vocab: u32) -> Result<SamplingParams, ApiError> {
-    let base = SamplingParams::default();
+fn sampling(
+    fields: &mut Fields,
+    vocab: u32,
+    defaults: &SamplingDefaults,
+) -> Result<SamplingParams, ApiError> {
+    let base = defaults.apply(SamplingParams::default());
     Ok(SamplingParams {
         temperature: fields.float("temperature")?.unwrap_or(base.temperature),
         top_p: fields.float("top_p")?.unwrap_or(base.top_p),
@@ -199,7 +206,7 @@ fn truncation_side(fields: &mut Fields) -> Result<TruncationSide, ApiError> {
     }
 }
 
-fn priority(fields: &mut Fields, by_priority: bool) -> Result<i32, ApiError> {
+pub(crate) fn priority(fields: &mut Fields, by_priority: bool) -> Result<i32, ApiError> {
     let priority = fields.integer("priority", i32::MIN..=i32::MAX)?.unwrap_or(0);
     if priority != 0 && !by_priority {
         let message =
@@ -209,7 +216,7 @@ fn priority(fields: &mut Fields, by_priority: bool) -> Result<i32, ApiError> {
     Ok(priority)
 }
 
-fn cache_salt(fields: &mut Fields) -> Result<Option<String>, ApiError> {
+pub(crate) fn cache_salt(fields: &mut Fields) -> Result<Option<String>, ApiError> {
     let salt = fields.string("cache_salt")?;
     match salt.as_deref().map(|salt| salt.chars().count()) {
         Some(0) => Err(ApiError::invalid("cache_salt", "cache_salt must not be empty")),

@@ -1,6 +1,6 @@
 //! `response_format` and `structured_outputs`: what the output must satisfy. Read here, compiled in [`crate::prepare`].
 
-use frizzen_grammar::{GrammarError, GrammarSpec};
+use frizzen_grammar::{GrammarError, GrammarKind, GrammarSpec, structural};
 use serde_json::{Map, Value};
 
 use crate::error::{ApiError, quoted};
@@ -47,6 +47,10 @@ pub fn requested(fields: &mut Fields) -> Result<Option<RequestedGrammar>, ApiErr
 
 fn response_format(format: &Map<String, Value>) -> Result<Option<GrammarSpec>, GrammarError> {
     let kind = format.get("type").and_then(Value::as_str);
+    if kind == Some("structural_tag") {
+        let part = structural::read(&Value::Object(format.clone()))?;
+        return Ok(Some(GrammarKind::Parts(part).into()));
+    }
     if let Some(name) = format.keys().find(|name| *name != "type" && *name != "json_schema") {
         return Err(GrammarError(format!("{} is not supported", quoted(name, 32))));
     }
@@ -60,7 +64,9 @@ fn response_format(format: &Map<String, Value>) -> Result<Option<GrammarSpec>, G
         }
         (Some("text"), None) => Ok(None),
         (Some("json_object"), None) => Ok(Some(GrammarSpec::json_object())),
-        _ => Err(GrammarError("type must be 'text', 'json_object' or 'json_schema'".to_owned())),
+        _ => Err(GrammarError(
+            "type must be 'text', 'json_object', 'json_schema' or 'structural_tag'".to_owned(),
+        )),
     }
 }
 

@@ -9,6 +9,7 @@ use frizzen_core::TokenId;
 use serde_json::{Map, Value};
 
 use crate::error::{ApiError, shortened};
+use crate::request::dialects;
 use crate::request::parity::{self, Dialect, Support};
 
 /// Most characters of a value that an error message repeats.
@@ -70,31 +71,52 @@ impl Fields {
     fn check(&self, dialect: Dialect) -> Result<Unused, ApiError> {
         let mut unused = Unused::default();
         for (name, value) in self.map.iter().filter(|(_, value)| !value.is_null()) {
-            let Some(field) = parity::lookup(name) else {
+            let Some((field, support)) = parity::entry(dialect, name) else {
                 unused.unknown.push(name.clone());
                 continue;
             };
-            match field.support(dialect) {
+            match support {
                 Support::Yes => {}
-                Support::Ignored(why) => unused.ignored.push((field.name, why)),
+                Support::Ignored(why) => unused.ignored.push((field, why)),
                 Support::Unknown => unused.unknown.push(name.clone()),
                 Support::Refused(_, off, _) if off.fits(value) => {}
                 Support::Refused(status, _, why) => {
                     let message = format!("{name}: {why}");
-                    return Err(ApiError {
-                        param: Some(field.name.into()),
-                        ..ApiError::new(status, message)
-                    });
+                    return Err(ApiError { param: Some(field.into()), ..ApiError::new(status, message) });
                 }
                 Support::Renamed(successor) => {
                     return Err(ApiError::invalid(
-                        field.name,
+                        field,
                         format!("{name} was removed; its successor is {successor}"),
                     ));
                 }
             }
         }
         Ok(unused)
+    }
+
+    /// A body of another dialect in the words of a chat: `chat`, and the remaining fields that both have.
+    #[must_use]
+    pub fn into_chat(self, mut chat: Map<String, Value>) -> Self {
+        let goes = |name: &str| {
+            dialects::SHARED.contains(&name) && matches!(parity::support(Dialect::Chat, name), Support::Yes)
+        };
+        chat.extend(self.map.into_iter().filter(|(name, _)| goes(name)));
+        Self { map: chat, dialect: Some(Dialect::Chat) }
+    }
+
+    /// The same for a completion, whose own fields are checked here.
+    pub fn into_completion(self, mut completion: Map<String, Value>) -> Result<(Self, Unused), ApiError> {
+        let goes = |name: &str| matches!(parity::support(Dialect::Tokens, name), Support::Yes);
+        completion.extend(self.map.into_iter().filter(|(name, _)| goes(name)));
+        let fields = Self { map: completion, dialect: Some(Dialect::Completions) };
+        let unused = fields.check(Dialect::Completions)?;
+        Ok((fields, unused))
+    }
+
+    /// Whether a field is there.
+    pub fn has(&self, name: &str) -> bool {
+        self.map.get(name).is_some_and(|value| !value.is_null())
     }
 
     /// The raw value; `None` for `null` too.

@@ -3,14 +3,22 @@
 //! * [`parity`]: which fields exist, as data. * [`fields`]: typed access to a body.
 //! * [`common`]: what both dialects share, [`constraint`] among it. * [`chat`], [`completion`]: the dialects.
 //!   [`tools`]: which tools may be called.
+//! * [`responses`], [`messages`]: dialects that are translated into a chat ([`translate`]; their fields: [`dialects`]).
+//!   [`tokens`]: one that is translated into a completion.
 
 pub mod chat;
 pub mod common;
 pub mod completion;
 pub mod constraint;
+pub mod dialects;
 pub mod fields;
+pub mod messages;
 pub mod parity;
+pub mod responses;
+pub mod schema;
+pub mod tokens;
 pub mod tools;
+mod translate;
 
 #[cfg(test)]
 mod tests;
@@ -21,4 +29,5 @@ pub use completion::{CompletionRequest, Prompt};
 pub use constraint::RequestedGrammar;
 pub use fields::{Fields, Unused};
 pub use parity::Dialect;
+pub use responses::ResponsesRequest;
 pub use tools::ToolChoice;

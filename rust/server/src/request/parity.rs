@@ -6,6 +6,8 @@
 use axum::http::StatusCode;
 use serde_json::Value;
 
+use crate::request::dialects;
+
 /// Which request format a body is in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Dialect {
@@ -13,6 +15,12 @@ pub enum Dialect {
     Chat,
     /// `/v1/completions`
     Completions,
+    /// `/v1/responses`
+    Responses,
+    /// `/v1/messages`
+    Messages,
+    /// `/inference/v1/generate`
+    Tokens,
 }
 
 /// What happens to a field.
@@ -92,6 +100,8 @@ impl Field {
         match dialect {
             Dialect::Chat => self.chat,
             Dialect::Completions => self.completions,
+            // They have tables of their own, since they share few names.
+            Dialect::Responses | Dialect::Messages | Dialect::Tokens => Unknown,
         }
     }
 }
@@ -109,20 +119,21 @@ const fn completions(name: &'static str, completions: Support) -> Field {
 }
 
 /// Known, and not served by this build.
-const fn later(off: Off, why: &'static str) -> Support {
+pub(super) const fn later(off: Off, why: &'static str) -> Support {
     Support::Refused(StatusCode::NOT_IMPLEMENTED, off, why)
 }
 
 /// Known, and not served by design.
-const fn never(off: Off, why: &'static str) -> Support {
+pub(super) const fn never(off: Off, why: &'static str) -> Support {
     Support::Refused(StatusCode::BAD_REQUEST, off, why)
 }
 
 use Support::{Ignored, Renamed, Unknown, Yes};
 
 const GUIDED: Support = Renamed("structured_outputs");
-const NO_MEDIA: &str = "only text goes in and out";
-const LABEL: Support = Ignored("a label for the provider's own records");
+pub(super) const NO_MEDIA: &str = "only text goes in and out";
+pub(super) const LABEL: Support = Ignored("a label for the provider's own records");
+const NO_REASONING: &str = "a completion is text as it is, in which no reasoning is told from the rest";
 
 /// Every known field, in alphabetical order.
 pub const FIELDS: &[Field] = &[
@@ -143,6 +154,7 @@ pub const FIELDS: &[Field] = &[
         chat: later(Off::False, "echo is not supported in chat; continue_final_message is"),
         completions: Yes,
     },
+    chat("enable_thinking", Yes),
     both("frequency_penalty", Yes),
     chat("function_call", Renamed("tool_choice")),
     chat("functions", Renamed("tools")),
@@ -209,7 +221,8 @@ pub const FIELDS: &[Field] = &[
     both("structured_outputs", Yes),
     completions("suffix", later(Off::Empty, "there is no fill-in-the-middle")),
     both("temperature", Yes),
-    both("thinking_token_budget", later(Off::Null, "there is no reasoning parser that could count them")),
+    Field { name: "thinking_budget", chat: Yes, completions: later(Off::Null, NO_REASONING) },
+    Field { name: "thinking_token_budget", chat: Yes, completions: later(Off::Null, NO_REASONING) },
     chat("tool_choice", Yes),
     chat("tools", Yes),
     both("top_k", Yes),
@@ -229,14 +242,30 @@ pub fn lookup(name: &str) -> Option<&'static Field> {
     FIELDS.binary_search_by(|field| field.name.cmp(name)).ok().map(|index| &FIELDS[index])
 }
 
+/// Every field that `dialect` knows.
+pub fn table(dialect: Dialect) -> impl Iterator<Item = (&'static str, Support)> {
+    let first = FIELDS.iter().map(move |field| (field.name, field.support(dialect)));
+    first.filter(|(_, support)| !matches!(support, Unknown)).chain(dialects::table(dialect))
+}
+
 /// The fields that `dialect` reads.
 pub fn supported(dialect: Dialect) -> impl Iterator<Item = &'static str> {
-    FIELDS.iter().filter(move |field| matches!(field.support(dialect), Yes)).map(|field| field.name)
+    table(dialect).filter(|(_, support)| matches!(support, Yes)).map(|(name, _)| name)
+}
+
+/// The table's own spelling of `name`, and what it gets in `dialect`.
+pub fn entry(dialect: Dialect, name: &str) -> Option<(&'static str, Support)> {
+    match dialect {
+        Dialect::Chat | Dialect::Completions => {
+            lookup(name).map(|field| (field.name, field.support(dialect)))
+        }
+        Dialect::Responses | Dialect::Messages | Dialect::Tokens => dialects::entry(dialect, name),
+    }
 }
 
 /// What `name` gets in `dialect`.
 pub fn support(dialect: Dialect, name: &str) -> Support {
-    lookup(name).map_or(Unknown, |field| field.support(dialect))
+    entry(dialect, name).map_or(Unknown, |(_, support)| support)
 }
 
 #[cfg(test)]

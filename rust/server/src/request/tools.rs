@@ -71,12 +71,8 @@ impl ToolChoice {
     pub fn check(&self, readable: bool) -> Result<(), ApiError> {
         match self {
             Self::None => Ok(()),
-            Self::Required | Self::Named(_) => Err(ApiError::unsupported(
-                "tool_choice",
-                "a call cannot be enforced: tool_choice may be \"auto\" or \"none\"",
-            )),
-            Self::Auto if readable => Ok(()),
-            Self::Auto => Err(ApiError::invalid(
+            _ if readable => Ok(()),
+            _ => Err(ApiError::invalid(
                 "tools",
                 "tools need a server with --tool-call-parser, or with --enable-auto-tool-choice if the chat template \
                  shows the format; tool_choice \"none\" shows the tools to the template only",

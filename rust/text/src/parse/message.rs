@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::formats::harmony::Harmony;
 use super::frame::Frame;
 use super::output::{Delta, Output};
+use super::plugin::PluggedParser;
 use super::registry::{Format, Machine};
 use super::schema::ToolSchemas;
 use super::tags::Tags;
@@ -35,6 +36,9 @@ pub struct Setup {
     pub tools: Arc<ToolSchemas>,
     /// The ids of calls are a function of it and of their position.
     pub id_seed: u64,
+    /// Reasoning ends at its closing tag and nowhere else, not even where a call seems to open: so it is where a grammar
+    /// binds what follows that tag.
+    pub closed_by_tag: bool,
 }
 
 /// A parser for one text. It never fails: see [`notes`](Self::notes).
@@ -77,10 +81,21 @@ impl MessageParser {
         } else {
             match format.tools.map(|tools| &tools.machine) {
                 Some(Machine::Frame(spec)) => Some(Box::new(Frame::new(spec, Arc::clone(&setup.tools)))),
+                Some(Machine::Plugged(spec)) => Some(Box::new(PluggedParser::new(spec))),
                 _ => None,
             }
         };
-        Self { tags: format.tags(open), parser, out, passed: String::new(), notes: Vec::new() }
+        let tags =
+            if setup.closed_by_tag { Format { tools: None, ..format }.tags(open) } else { format.tags(open) };
+        Self { tags, parser, out, passed: String::new(), notes: Vec::new() }
+    }
+
+    /// A parser at the beginning of a text whose calls a machine from elsewhere reads. The reasoning of `format` is
+    /// taken off before the machine sees the text; its tools are not looked at.
+    pub fn plugged(format: Format, machine: Box<dyn StreamParser>, setup: &Setup) -> Self {
+        let mut parser = Self::new(Format { tools: None, ..format }, setup);
+        parser.parser = Some(machine);
+        parser
     }
 
     /// Takes the next piece of the text, cut anywhere; what it makes certain.

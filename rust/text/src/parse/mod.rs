@@ -22,19 +22,23 @@ mod json;
 mod message;
 mod output;
 mod params;
+pub mod plugin;
 pub mod registry;
 mod scan;
 mod schema;
 mod scope;
+mod syntax;
 mod tags;
 
 use std::fmt;
 
 pub use message::{Message, MessageParser, Setup, Start, ToolCall, parse};
 pub use output::{Delta, IdStyle, Output};
+pub(crate) use registry::TagPair;
 pub use registry::{Format, ReasoningFormat, ToolFormat};
 pub use schema::ToolSchemas;
 pub use scope::StopScope;
+pub use syntax::{ArgumentSyntax, CallSyntax, EachSyntax};
 
 /// Most bytes that are held back: the head of a call, one buffered value.
 pub(crate) const MAX_HELD: usize = 1 << 18;

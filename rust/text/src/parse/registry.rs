@@ -9,6 +9,8 @@ use crate::Tokenizer;
 use super::formats::{deepseek, glm, harmony, hermes, kimi, llama, mistral, pythonic, qwen_coder};
 use super::frame::FrameSpec;
 use super::output::IdStyle;
+use super::plugin::{self, PluggedTools};
+use super::syntax::CallSyntax;
 
 /// The tags around reasoning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,7 +40,11 @@ pub struct ReasoningFormat {
 pub(super) enum Machine {
     Frame(FrameSpec),
     Harmony,
+    Plugged(&'static PluggedTools),
 }
+
+/// A syntax that may depend on which tokens the vocabulary has.
+pub(super) type Syntax = fn(&dyn Fn(&str) -> bool) -> CallSyntax;
 
 /// How a family of models writes tool calls.
 #[derive(Clone, Copy, Debug)]
@@ -50,17 +56,25 @@ pub struct ToolFormat {
     /// What must be kept in the text although it may be a special token.
     pub(super) markers: &'static [&'static str],
     pub(super) ids: IdStyle,
+    /// How calls are written, by a test for tokens of the vocabulary.
+    pub(super) syntax: Syntax,
 }
 
 impl ToolFormat {
     /// To be adjusted with struct update syntax.
-    pub(super) const DEFAULT: Self =
-        Self { name: "", aliases: &[], machine: Machine::Harmony, markers: &[], ids: IdStyle::Standard };
+    pub(super) const DEFAULT: Self = Self {
+        name: "",
+        aliases: &[],
+        machine: Machine::Harmony,
+        markers: &[],
+        ids: IdStyle::Standard,
+        syntax: |_| CallSyntax::DEFAULT,
+    };
 }
 
 const THINK: TagPair = TagPair { open: "<think>", close: "</think>" };
 
-const fn tags(
+pub(super) const fn tags(
     name: &'static str,
     aliases: &'static [&'static str],
     pair: TagPair,
@@ -145,7 +159,7 @@ impl ReasoningFormat {
 
     /// The format with this name.
     pub fn named(name: &str) -> Option<&'static Self> {
-        REASONING.iter().find(|format| format.name == name || format.aliases.contains(&name))
+        plugin::reasoning().find(|format| format.name == name || format.aliases.contains(&name))
     }
 
     /// The format of the model with this chat template, if there is a sign of one.
@@ -157,7 +171,7 @@ impl ReasoningFormat {
 impl ToolFormat {
     /// The format with this name.
     pub fn named(name: &str) -> Option<&'static Self> {
-        TOOLS.iter().find(|format| format.name == name || format.aliases.contains(&name))
+        plugin::tools().find(|format| format.name == name || format.aliases.contains(&name))
     }
 
     /// The format of the model with this chat template, if there is a sign of one.
@@ -170,6 +184,7 @@ impl ToolFormat {
         match &self.machine {
             Machine::Frame(spec) => spec.opens,
             Machine::Harmony => &[],
+            Machine::Plugged(plugged) => plugged.opens,
         }
     }
 }

@@ -11,6 +11,7 @@
 mod bytes;
 mod directory;
 mod gguf_bpe;
+mod pair;
 mod spm;
 mod vocabulary;
 
@@ -27,6 +28,7 @@ use crate::decode::Decoder;
 use crate::{Gguf, LoadError};
 
 pub(crate) use bytes::{Lead, TokenTable};
+pub use pair::{Cut, Encoded};
 use spm::SpmModel;
 
 type SpmTokenizer =

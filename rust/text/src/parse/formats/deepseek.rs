@@ -6,6 +6,7 @@ use super::section::{Section, SectionSpec};
 use crate::parse::frame::FrameSpec;
 use crate::parse::registry::{Machine, ToolFormat};
 use crate::parse::schema::Kind;
+use crate::parse::syntax::{ArgumentSyntax, CallSyntax, EachSyntax};
 
 const SECTION: &str = "<｜tool▁calls▁begin｜>";
 const SECTION_END: &str = "<｜tool▁calls▁end｜>";
@@ -31,6 +32,15 @@ pub(in crate::parse) const FORMAT_V3: ToolFormat = ToolFormat {
         Box::new(Section::new(&V3_SPEC, marker == Some(1)))
     })),
     markers: MARKERS,
+    syntax: |_| CallSyntax {
+        open: SECTION,
+        close: SECTION_END,
+        before_name: "<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
+        after_name: "\n```json\n",
+        end: "\n```<｜tool▁call▁end｜>",
+        trigger: Some(SECTION),
+        ..CallSyntax::DEFAULT
+    },
     ..ToolFormat::DEFAULT
 };
 
@@ -40,6 +50,16 @@ pub(in crate::parse) const FORMAT_V31: ToolFormat = ToolFormat {
     machine: Machine::Frame(FrameSpec::marked(&[SECTION, CALL], |marker, _| {
         Box::new(Section::new(&V31, marker == Some(1)))
     })),
+    syntax: |_| CallSyntax {
+        open: SECTION,
+        close: SECTION_END,
+        separator: Some(""),
+        before_name: CALL,
+        after_name: SEPARATOR,
+        end: CALL_END,
+        trigger: Some(SECTION),
+        ..CallSyntax::DEFAULT
+    },
     ..FORMAT_V3
 };
 
@@ -65,5 +85,23 @@ pub(in crate::parse) const FORMAT_V32: ToolFormat = ToolFormat {
         Box::new(Elements::new(&V32, false, tools))
     })),
     markers: &["｜DSML｜"],
+    syntax: |_| CallSyntax {
+        open: "<｜DSML｜function_calls>\n",
+        close: "\n</｜DSML｜function_calls>",
+        before_name: "<｜DSML｜invoke name=\"",
+        after_name: "\">\n",
+        arguments: ArgumentSyntax::Each(EachSyntax {
+            before_key: "<｜DSML｜parameter name=\"",
+            before_json: "\" string=\"false\">",
+            before_text: Some("\" string=\"true\">"),
+            value_end: "</｜DSML｜parameter>",
+            frame: "",
+            after_value: "\n",
+            separator: "",
+        }),
+        end: "</｜DSML｜invoke>",
+        trigger: Some("<｜DSML｜function_calls>"),
+        ..CallSyntax::DEFAULT
+    },
     ..ToolFormat::DEFAULT
 };

@@ -9,6 +9,7 @@ use crate::parse::params::Params;
 use crate::parse::registry::{Machine, ToolFormat};
 use crate::parse::scan::Scan;
 use crate::parse::schema::ToolSchemas;
+use crate::parse::syntax::{ArgumentSyntax, CallSyntax, EachSyntax};
 
 const OPEN: &str = "<tool_call>";
 const CLOSE: &str = "</tool_call>";
@@ -22,6 +23,22 @@ pub(in crate::parse) const FORMAT: ToolFormat = ToolFormat {
     aliases: &["glm46", "glm47", "glm"],
     machine: Machine::Frame(FrameSpec::marked(&[OPEN], |_, tools| Box::new(Call::new(tools)))),
     markers: &[OPEN, CLOSE, KEY, KEY_END, VALUE, VALUE_END],
+    syntax: |_| CallSyntax {
+        before_name: OPEN,
+        after_name: "\n",
+        arguments: ArgumentSyntax::Each(EachSyntax {
+            before_key: KEY,
+            before_json: "</arg_key>\n<arg_value>",
+            before_text: Some("</arg_key>\n<arg_value>"),
+            value_end: VALUE_END,
+            frame: "",
+            after_value: "\n",
+            separator: "",
+        }),
+        end: CLOSE,
+        trigger: Some(OPEN),
+        ..CallSyntax::DEFAULT
+    },
     ..ToolFormat::DEFAULT
 };
 

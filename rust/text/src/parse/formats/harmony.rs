@@ -7,6 +7,7 @@ use crate::parse::args::{Broken, Flow, JsonArgs};
 use crate::parse::output::Output;
 use crate::parse::registry::{Machine, ToolFormat};
 use crate::parse::scan::Scan;
+use crate::parse::syntax::CallSyntax;
 use crate::parse::{MAX_HELD, Malformed, StreamParser, Uncommitted};
 
 const START: &str = "<|start|>";
@@ -22,6 +23,13 @@ pub(in crate::parse) const FORMAT: ToolFormat = ToolFormat {
     aliases: &["openai_gptoss", "gpt_oss", "harmony"],
     machine: Machine::Harmony,
     markers: &["<|end|>", "<|call|>", "<|return|>", START, CHANNEL, CONSTRAIN, MESSAGE],
+    syntax: |_| CallSyntax {
+        separator: None,
+        before_name: "<|channel|>commentary to=functions.",
+        after_name: " <|constrain|>json<|message|>",
+        trigger: Some("<|channel|>commentary to=functions."),
+        ..CallSyntax::DEFAULT
+    },
     ..ToolFormat::DEFAULT
 };
 

@@ -6,6 +6,7 @@ use crate::parse::call_object::CallObject;
 use crate::parse::frame::{Body, FrameSpec};
 use crate::parse::output::Output;
 use crate::parse::registry::{Machine, ToolFormat};
+use crate::parse::syntax::CallSyntax;
 
 const CLOSE: &[&str] = &["</tool_call>"];
 
@@ -14,6 +15,13 @@ pub(in crate::parse) const FORMAT: ToolFormat = ToolFormat {
     aliases: &["qwen", "qwen2", "qwen3"],
     machine: Machine::Frame(FrameSpec::marked(&["<tool_call>"], |_, _| Box::new(Element::new()))),
     markers: &["<tool_call>", "</tool_call>"],
+    syntax: |_| CallSyntax {
+        before_name: "<tool_call>\n{\"name\": \"",
+        after_name: "\", \"arguments\": ",
+        end: "}\n</tool_call>",
+        trigger: Some("<tool_call>"),
+        ..CallSyntax::DEFAULT
+    },
     ..ToolFormat::DEFAULT
 };
 

@@ -3,6 +3,7 @@
 use super::section::{Section, SectionSpec};
 use crate::parse::frame::FrameSpec;
 use crate::parse::registry::{Machine, ToolFormat};
+use crate::parse::syntax::CallSyntax;
 
 const SECTION: &str = "<|tool_calls_section_begin|>";
 const SECTION_END: &str = "<|tool_calls_section_end|>";
@@ -28,5 +29,16 @@ pub(in crate::parse) const FORMAT: ToolFormat = ToolFormat {
         Box::new(Section::new(&SPEC, marker == Some(1)))
     })),
     markers: &[SECTION, SECTION_END, CALL, ARGUMENTS, CALL_END],
+    syntax: |_| CallSyntax {
+        open: SECTION,
+        close: SECTION_END,
+        separator: Some(""),
+        before_name: "<|tool_call_begin|>functions.",
+        number: Some(":"),
+        after_name: ARGUMENTS,
+        end: CALL_END,
+        trigger: Some(SECTION),
+        ..CallSyntax::DEFAULT
+    },
     ..ToolFormat::DEFAULT
 };

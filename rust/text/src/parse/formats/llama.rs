@@ -10,6 +10,7 @@ use crate::parse::frame::{Body, FrameSpec};
 use crate::parse::output::Output;
 use crate::parse::registry::{Machine, ToolFormat};
 use crate::parse::schema::ToolSchemas;
+use crate::parse::syntax::CallSyntax;
 
 const TAG: &str = "<|python_tag|>";
 
@@ -22,6 +23,13 @@ pub(in crate::parse) const FORMAT: ToolFormat = ToolFormat {
         ..FrameSpec::marked(&[TAG], |_, tools| Box::new(BareCall::new(tools)))
     }),
     markers: &[TAG],
+    syntax: |_| CallSyntax {
+        separator: Some("; "),
+        before_name: "{\"name\": \"",
+        after_name: "\", \"parameters\": ",
+        end: "}",
+        ..CallSyntax::DEFAULT
+    },
     ..ToolFormat::DEFAULT
 };
 

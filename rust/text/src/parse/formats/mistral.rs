@@ -9,6 +9,7 @@ use crate::parse::call_object::CallObject;
 use crate::parse::frame::{Body, FrameSpec};
 use crate::parse::output::{IdStyle, Output};
 use crate::parse::registry::{Machine, ToolFormat};
+use crate::parse::syntax::CallSyntax;
 
 const OPEN: &str = "[TOOL_CALLS]";
 const ARGS: &str = "[ARGS]";
@@ -19,6 +20,27 @@ pub(in crate::parse) const FORMAT: ToolFormat = ToolFormat {
     machine: Machine::Frame(FrameSpec::marked(&[OPEN], |_, _| Box::new(Calls::Start))),
     markers: &[OPEN, ARGS, CALL_ID],
     ids: IdStyle::Nine,
+    syntax: |has_token| {
+        if has_token(ARGS) {
+            return CallSyntax {
+                separator: Some(""),
+                before_name: OPEN,
+                after_name: ARGS,
+                trigger: Some(OPEN),
+                ..CallSyntax::DEFAULT
+            };
+        }
+        CallSyntax {
+            open: "[TOOL_CALLS][",
+            close: "]",
+            separator: Some(", "),
+            before_name: "{\"name\": \"",
+            after_name: "\", \"arguments\": ",
+            end: "}",
+            trigger: Some(OPEN),
+            ..CallSyntax::DEFAULT
+        }
+    },
     ..ToolFormat::DEFAULT
 };
 

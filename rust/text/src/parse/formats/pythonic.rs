@@ -10,6 +10,7 @@ use crate::parse::output::Output;
 use crate::parse::params::escape;
 use crate::parse::registry::{Machine, ToolFormat};
 use crate::parse::schema::ToolSchemas;
+use crate::parse::syntax::{ArgumentSyntax, CallSyntax, EachSyntax};
 
 const START: &str = "<|python_start|>";
 const END: &str = "<|python_end|>";
@@ -23,6 +24,23 @@ pub(in crate::parse) const FORMAT: ToolFormat = ToolFormat {
         ..FrameSpec::marked(&[START], |_, tools| Box::new(Calls::new(tools)))
     }),
     markers: &[START, END],
+    syntax: |_| CallSyntax {
+        open: "[",
+        close: "]",
+        separator: Some(", "),
+        after_name: "(",
+        arguments: ArgumentSyntax::Each(EachSyntax {
+            before_key: "",
+            before_json: "=",
+            before_text: None,
+            value_end: "",
+            frame: "",
+            after_value: "",
+            separator: ", ",
+        }),
+        end: ")",
+        ..CallSyntax::DEFAULT
+    },
     ..ToolFormat::DEFAULT
 };
 

@@ -3,6 +3,7 @@
 use super::elements::{Elements, ElementsSpec};
 use crate::parse::frame::FrameSpec;
 use crate::parse::registry::{Machine, ToolFormat};
+use crate::parse::syntax::{ArgumentSyntax, CallSyntax, EachSyntax};
 
 const FUNCTION: &str = "<function=";
 
@@ -26,5 +27,21 @@ pub(in crate::parse) const FORMAT: ToolFormat = ToolFormat {
         Box::new(Elements::new(&SPEC, marker == Some(1), tools))
     })),
     markers: &["<tool_call>", "</tool_call>"],
+    syntax: |_| CallSyntax {
+        before_name: "<tool_call>\n<function=",
+        after_name: ">\n",
+        arguments: ArgumentSyntax::Each(EachSyntax {
+            before_key: "<parameter=",
+            before_json: ">\n",
+            before_text: Some(">\n"),
+            value_end: "</parameter>",
+            frame: "\n",
+            after_value: "\n",
+            separator: "",
+        }),
+        end: "</function>\n</tool_call>",
+        trigger: Some("<tool_call>"),
+        ..CallSyntax::DEFAULT
+    },
     ..ToolFormat::DEFAULT
 };

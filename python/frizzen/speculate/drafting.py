@@ -1,0 +1,129 @@
+"""A drafter in the worker: when it is told what, and what becomes of it when it fails."""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from frizzen.speculate.drafter import Asked, Choose, DraftBlocks, Drafter, Proposed, Seen
+from frizzen.speculate.proposals import Chooser, Kept, greedy
+from frizzen.speculate.rejection import Judge
+from frizzen.speculate.verify import DraftRows
+
+__all__ = ["Drafting", "Sampling"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """What the ``R`` rows of a step that sampled got."""
+
+    step_rows: Tensor
+    """``[R]`` int64."""
+    rows: Tensor
+    """``[R]`` int64, their persistent rows."""
+    tokens: Tensor
+    """``[R]`` int64, the last that counts of each."""
+    rejected: Tensor
+    """``[R]`` int64, drafts of the step that do not count."""
+    temperature: Tensor
+    """``[R]`` float32."""
+    uniforms: Tensor
+    """``[R]`` float64, the draw of the row's last position."""
+
+
+class Drafting:
+    """One drafter, its private blocks, and the distributions of drawn drafts.
+
+    Args:
+        drafter: The drafter, its caches made.
+        blocks: Where its drafts are written.
+        kept: Where distributions of drawn drafts are kept; ``None`` drafts greedily.
+    """
+
+    def __init__(self, drafter: Drafter, blocks: DraftBlocks, kept: Kept | None = None) -> None:
+        self._drafter = drafter
+        self._blocks = blocks
+        self._kept = kept
+        self.failed: str | None = None
+        """Why the drafter is out of service; its context is not kept any more."""
+
+    def info(self, max_drafts: int) -> dict[str, Any]:
+        """The field ``drafter`` of the engine's ``WorkerInfo``.
+
+        It needs no slots past a row's end, and its entries do not see the token after their own.
+        """
+        return {
+            "name": self._drafter.name,
+            "max_drafts": max_drafts,
+            "has_confidence": self._drafter.has_confidence,
+            "needs_context": True,
+            "lookahead": 0,
+            "kv_sees_next_token": False,
+        }
+
+    def split(self, computed: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """What a target made for its taps (``models.tapped``) returns: hidden states, and the taps."""
+        if not self._drafter.taps:
+            return computed, ()
+        hidden, *taps = computed.chunk(1 + len(self._drafter.taps), dim=1)
+        return hidden.contiguous(), tuple(taps)
+
+    def admit(self, rows: Tensor) -> None:
+        """Tells that persistent ``rows`` ``[N]`` int64 begin anew.
+
+        A request that comes back to another row may bring drafts, and these must not meet the distributions
+        of the row's last owner. Entries in the KV cache need no such care: they go with the blocks.
+        """
+        if self._kept is not None:
+            self._kept.forget(rows)
+
+    def judge(self, rows: DraftRows, row_index: Tensor) -> Judge | None:
+        """Judges the step's drafts by how they were drawn; None where drafts are certain."""
+        return None if self._kept is None else self._kept.judge(rows, row_index)
+
+    def advance(
+        self,
+        seen: Seen,
+        sampling: Sampling | None,
+        count: int,
+    ) -> Proposed | None:
+        """Tells the drafter of a step; drafts ``count`` tokens for the rows that sampled in it.
+
+        Whatever the drafter raises takes it out of service and nothing else: the target's step stands.
+        """
+        if self.failed:
+            return None
+        if sampling is not None:
+            seen = seen.without(sampling.step_rows, sampling.rejected)
+        try:
+            asked = self._asked(seen, sampling) if sampling is not None and count else None
+            return self._drafter.advance(seen, asked, self._choose(sampling), count)
+        # Any error at all: a drafter is a help, and serving goes on without it.
+        except Exception as error:  # noqa: BLE001
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            text = " ".join(str(error).split())
+            self.failed = f"{type(error).__name__}: {text} ({place.name}, line {place.lineno})"
+            return None
+
+    def _asked(self, seen: Seen, sampling: Sampling) -> Asked:
+        step, rows = seen.step, sampling.step_rows
+        ends = seen.ends.index_select(0, rows)
+        max_context = step.max_context + self._drafter.reach
+        table = step.block_table.index_select(0, rows)
+        return Asked(
+            step_rows=rows,
+            tokens=sampling.tokens,
+            ends=ends,
+            last=step.query_start.long()[rows + 1] - 1 - (step.seq_lens.long()[rows] - ends),
+            table=self._blocks.table(table, sampling.rows, ends, max_context),
+            block_size=self._blocks.block_size,
+            max_context=max_context,
+        )
+
+    def _choose(self, sampling: Sampling | None) -> Choose:
+        if self._kept is None or sampling is None:
+            return greedy
+        return Chooser(self._kept, sampling.rows, sampling.temperature, sampling.uniforms)

@@ -1,0 +1,147 @@
+"""Multi-token prediction as in DeepSeek-V3 and GLM-4.5: one more decoder layer in the target's checkpoint.
+
+The layer's input is ``eh_proj [RMS(embedding of the token), RMS(state before it)]``, its head the target's
+(DeepSeek-V3, arXiv 2412.19437, section 2.2). The first state is the target's hidden state after its final
+norm; afterwards it is the layer's own stream before the head's norm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from frizzen.errors import UnsupportedModelError
+from frizzen.kernels.ops import StepKernel
+from frizzen.layers.build import BuildContext, Map, Norm, Sight
+from frizzen.layers.decoder import DecoderLayer
+from frizzen.layers.moe import ExpertLoad
+from frizzen.layers.rotary import Rotary
+from frizzen.loading.checkpoint import Parameter
+from frizzen.models import dense
+from frizzen.models.base import CausalLM, Family
+from frizzen.models.config import DecoderConfig
+from frizzen.speculate.compatibility import way_out
+from frizzen.step import StepContext
+
+__all__ = ["MtpHead", "build", "extended", "ignored", "parameters"]
+
+
+@dataclass(frozen=True, slots=True)
+class MtpHead:
+    """A ``fused.FusedHead``: norms, projection and decoder layer; embedding and head are the target's."""
+
+    target: CausalLM
+    layer: DecoderLayer
+    rotary: Rotary
+    embedding_norm: Norm
+    state_norm: Norm
+    project: Map
+    head_norm: Norm
+    state_size: int
+    ids: Tensor | None = None
+
+    @property
+    def kernel(self) -> StepKernel:
+        """The layer's attention."""
+        return self.layer.attention.kernel
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The target's."""
+        return self.target.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """The target's."""
+        return self.target.device
+
+    def allocate_kv(self, num_blocks: int) -> None:
+        """The layer's cache."""
+        self.layer.attention.allocate_kv(num_blocks)
+
+    def states(self, hidden: Tensor, taps: tuple[Tensor, ...]) -> Tensor:
+        """The target's hidden states as they are."""
+        return hidden
+
+    def write(self, ids: Tensor, states: Tensor, cos: Tensor, sin: Tensor, slots: Tensor) -> None:
+        """See ``fused.FusedHead``."""
+        self.layer.attention.write(self._enter(ids, states), None, cos, sin, slots)
+
+    def forward(
+        self, ids: Tensor, states: Tensor, cos: Tensor, sin: Tensor, step: StepContext
+    ) -> tuple[Tensor, Tensor]:
+        """See ``fused.FusedHead``."""
+        entered = self._enter(ids, states)
+        x, stream = self.layer.forward(entered, None, cos, sin, step, self.kernel.begin(step))
+        normed = self.head_norm(x, stream)
+        return stream, self.target.logits(normed)
+
+    def _enter(self, ids: Tensor, states: Tensor) -> Tensor:
+        embedded = self.embedding_norm(self.target.embed(ids), None)
+        return self.project(torch.cat([embedded, self.state_norm(states, None)], dim=1))
+
+
+def extended(config: DecoderConfig) -> DecoderConfig:
+    """The target's configuration with the layer counted in.
+
+    Raises:
+        UnsupportedModelError: the checkpoint has no such layer.
+    """
+    if config.extra_layers < 1:
+        raise UnsupportedModelError(
+            f"drafter mtp needs num_nextn_predict_layers of at least 1, {config.architecture} has 0"
+            + way_out("mtp", "target without prediction layers")
+        )
+    moe = config.moe
+    return replace(
+        config,
+        windows=(*config.windows, config.windows[-1]),
+        moe=None if moe is None else replace(moe, layers=moe.layers | {config.num_layers}),
+    )
+
+
+def parameters(family: Family, config: DecoderConfig) -> list[Parameter]:
+    """The layer's own tensors; ``config`` is the target's."""
+    layer, hidden = config.num_layers, config.hidden_size
+    inside = [
+        parameter
+        for parameter in family.parameters(extended(config))
+        if parameter.name.startswith(f"layers.{layer}.")
+    ]
+    around = [
+        ("embedding_norm", (hidden,), "enorm"),
+        ("state_norm", (hidden,), "hnorm"),
+        ("project.weight", (hidden, 2 * hidden), "eh_proj"),
+        ("head_norm", (hidden,), "shared_head.norm"),
+    ]
+    return inside + [
+        Parameter(f"layers.{layer}.{name}", shape, f"model.layers.{layer}.{hf}.weight", None)
+        for name, shape, hf in around
+    ]
+
+
+def ignored(config: DecoderConfig) -> tuple[str, ...]:
+    """Patterns of the checkpoint's other tensors: the target's, and copies of what both share."""
+    layer = rf"model\.layers\.{config.num_layers}\."
+    return (rf"^(?!{layer})", rf"^{layer}(embed_tokens|shared_head\.head)\.weight$", r"rotary_emb\.inv_freq$")
+
+
+def build(target: CausalLM, context: BuildContext) -> MtpHead:
+    """The layer behind ``target``."""
+    config, index = extended(target.config), target.config.num_layers
+    moe, at_layer = config.moe, context.at_layer(index)
+    load = ExpertLoad(frozenset({index}), moe.num_experts, context.device) if moe else None
+    norm: Callable[[str], Norm] = lambda name: at_layer.norm(name, name, config.rms_eps)  # noqa: E731
+    return MtpHead(
+        target=target,
+        layer=dense.decoder_layer(config, context, index, load, Sight(first=1)),
+        rotary=Rotary(config.rope, context.device),
+        embedding_norm=norm("embedding_norm"),
+        state_norm=norm("state_norm"),
+        project=at_layer.linear("project", "project", bias=False),
+        head_norm=norm("head_norm"),
+        state_size=config.hidden_size,
+    )

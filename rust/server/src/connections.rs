@@ -1,0 +1,128 @@
+//! Listening, and the connections that come of it.
+//!
+//! Invariants: a client that does not send its request's head in time is dropped; nothing but running out of descriptors
+//! stops accepting, and that only for a moment; when asked to stop, connections end after the answer they are in.
+
+use std::convert::Infallible;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::http::{Request, Response};
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::graceful::GracefulShutdown;
+use tokio::net::{TcpListener, TcpSocket, TcpStream, lookup_host};
+use tokio::task::JoinSet;
+use tokio::time::sleep;
+use tower_service::Service as _;
+
+use crate::config::HttpArgs;
+
+/// Connections that may wait to be accepted: a burst of thousands must not be refused by the kernel.
+const BACKLOG: u32 = 4096;
+/// Most bytes of a request's head.
+const MAX_HEAD: usize = 64 << 10;
+/// How long accepting rests when there is no descriptor left for another connection.
+const REST: Duration = Duration::from_millis(50);
+
+/// Listens, and says where. Raises the number of descriptors that the process may have first: each stream is one.
+///
+/// # Errors
+/// Names the address that could not be taken.
+pub async fn bind(http: &HttpArgs) -> io::Result<TcpListener> {
+    match rlimit::increase_nofile_limit(u64::MAX) {
+        Ok(limit) => tracing::debug!(limit, "file descriptors"),
+        Err(error) => tracing::warn!(%error, "the limit of file descriptors stays as it is"),
+    }
+    let named = |error: io::Error| {
+        io::Error::new(error.kind(), format!("cannot listen on {}:{}: {error}", http.host, http.port))
+    };
+    let mut last = io::Error::new(io::ErrorKind::AddrNotAvailable, "the name has no address");
+    for address in lookup_host((http.host.as_str(), http.port)).await.map_err(named)? {
+        match listen(address) {
+            Ok(listener) => {
+                let url = format!("http://{}", listener.local_addr()?);
+                tracing::info!(%url, "listening");
+                return Ok(listener);
+            }
+            Err(error) => last = error,
+        }
+    }
+    Err(named(last))
+}
+
+fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    // A server that is started again must not wait for the connections of the one before it.
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
+}
+
+/// Serves every connection until `stopping` is over and all of them have ended.
+pub async fn serve(
+    listener: TcpListener,
+    router: Router,
+    header_timeout: Duration,
+    stopping: impl Future<Output = ()>,
+) {
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new()).max_buf_size(MAX_HEAD);
+    http.header_read_timeout((!header_timeout.is_zero()).then_some(header_timeout));
+    let graceful = GracefulShutdown::new();
+    let mut connections = JoinSet::new();
+    let mut stopping = pin!(stopping);
+    loop {
+        tokio::select! {
+            () = &mut stopping => break,
+            stream = accept(&listener) => {
+                let router = router.clone();
+                let service = service_fn(move |request| answer(router.clone(), request));
+                let connection = graceful.watch(http.serve_connection(TokioIo::new(stream), service));
+                connections.spawn(async move {
+                    if let Err(error) = connection.await {
+                        // The client left, or sent what is not HTTP: its own affair.
+                        tracing::trace!(%error, "a connection ended");
+                    }
+                });
+            }
+            Some(_) = connections.join_next() => {}
+        }
+    }
+    drop(listener);
+    graceful.shutdown().await;
+}
+
+async fn answer(mut router: Router, request: Request<Incoming>) -> Result<Response<Body>, Infallible> {
+    router.call(request.map(Body::new)).await
+}
+
+/// The next connection.
+async fn accept(listener: &TcpListener) -> TcpStream {
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                // Small events must not wait for the acknowledgement of the ones before them. A connection that is gone
+                // already shows itself at the next read.
+                let _ = stream.set_nodelay(true);
+                return stream;
+            }
+            Err(error) if is_of_the_connection(&error) => {}
+            Err(error) => {
+                tracing::error!(%error, "a connection cannot be accepted");
+                sleep(REST).await;
+            }
+        }
+    }
+}
+
+fn is_of_the_connection(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
+    matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset)
+}

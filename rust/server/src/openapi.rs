@@ -1,0 +1,302 @@
+//! The description of the HTTP surface, made of the route table and the tables of request fields: as `OpenAPI` 3.1, as a
+//! page, and as the document `docs/http.md`.
+
+use std::fmt::Write as _;
+
+use axum::http::HeaderValue;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::{IntoResponse as _, Response};
+use serde_json::{Map, Value, json};
+
+use crate::handlers::to_json;
+use crate::request::parity::{self, Dialect, Support};
+use crate::request::schema;
+use crate::routes::{Auth, Endpoint, Method, ROUTES, Route};
+
+/// `GET /openapi.json`
+pub async fn json() -> Response {
+    to_json(&document())
+}
+
+/// `GET /docs`
+pub async fn html() -> Response {
+    let mut rows = String::new();
+    for route in ROUTES.iter().filter(|route| route.endpoint != Endpoint::Unsupported) {
+        write!(rows, "<tr><td>{}<td><code>{}</code><td>{}", verb(route), route.path, escaped(route.doc))
+            .expect("writing to a String does not fail");
+    }
+    let page = format!(
+        "<!doctype html><meta charset=utf-8><title>Frizzen</title><style>body{{font-family:sans-serif;margin:2em}}\
+         td{{padding:.2em 1em .2em 0}}</style><h1>Frizzen {}</h1><p><a href=openapi.json>openapi.json</a></p><table>{rows}\
+         </table>",
+        env!("CARGO_PKG_VERSION")
+    );
+    let mut response = page.into_response();
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/html; charset=utf-8"));
+    response
+}
+
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;")
+}
+
+const fn verb(route: &Route) -> &'static str {
+    match route.method {
+        Method::Get => "GET",
+        Method::Post => "POST",
+    }
+}
+
+/// The dialect of a route's body, if it has a table.
+const fn dialect(endpoint: Endpoint) -> Option<Dialect> {
+    match endpoint {
+        Endpoint::Chat => Some(Dialect::Chat),
+        Endpoint::Completions => Some(Dialect::Completions),
+        Endpoint::Responses => Some(Dialect::Responses),
+        Endpoint::Messages => Some(Dialect::Messages),
+        Endpoint::Tokens => Some(Dialect::Tokens),
+        _ => None,
+    }
+}
+
+const fn component(dialect: Dialect) -> &'static str {
+    match dialect {
+        Dialect::Chat => "ChatRequest",
+        Dialect::Completions => "CompletionRequest",
+        Dialect::Responses => "ResponsesRequest",
+        Dialect::Messages => "MessagesRequest",
+        Dialect::Tokens => "TokensRequest",
+    }
+}
+
+const DIALECTS: [Dialect; 5] =
+    [Dialect::Chat, Dialect::Completions, Dialect::Responses, Dialect::Messages, Dialect::Tokens];
+
+/// The whole description.
+pub fn document() -> Value {
+    let mut paths = Map::new();
+    for route in ROUTES {
+        let path = route.path.replace("{*", "{");
+        let item = paths.entry(path).or_insert_with(|| json!({}));
+        item[verb(route).to_lowercase()] = operation(route);
+    }
+    let mut schemas: Map<String, Value> =
+        DIALECTS.iter().map(|dialect| (component(*dialect).to_owned(), body(*dialect))).collect();
+    schemas.insert("Error".to_owned(), error());
+    schemas.insert("AnthropicError".to_owned(), anthropic_error());
+    json!({
+        "openapi": "3.1.0",
+        "info": {"title": "Frizzen", "version": env!("CARGO_PKG_VERSION"), "license": {"name": "Apache-2.0"}},
+        "paths": paths,
+        "components": {
+            "schemas": schemas,
+            "securitySchemes": {
+                "bearer": {"type": "http", "scheme": "bearer"},
+                "key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            },
+        },
+        // Neither is needed where no key is configured.
+        "security": [{"bearer": []}, {"key": []}, {}],
+    })
+}
+
+fn reference(name: &str) -> Value {
+    json!({"$ref": format!("#/components/schemas/{name}")})
+}
+
+fn operation(route: &Route) -> Value {
+    let is_served = route.endpoint != Endpoint::Unsupported;
+    let error = if route.is_anthropic() { "AnthropicError" } else { "Error" };
+    let error =
+        json!({"description": "an error", "content": {"application/json": {"schema": reference(error)}}});
+    let mut responses = Map::new();
+    if is_served {
+        let content = content(route.endpoint);
+        responses.insert("200".to_owned(), json!({"description": "the answer", "content": content}));
+        responses.insert("default".to_owned(), error);
+    } else {
+        responses.insert("501".to_owned(), error);
+    }
+    let name = route.path.replace(['/', '{', '}', '*', '.'], " ");
+    let name: Vec<&str> = name.split_whitespace().collect();
+    let mut operation = json!({
+        "operationId": format!("{}_{}", verb(route).to_lowercase(), name.join("_")),
+        "summary": route.doc,
+        "tags": [if is_served { "served" } else { "not served" }],
+        "responses": responses,
+    });
+    if route.auth == Auth::Open {
+        operation["security"] = json!([]);
+    }
+    let parameters = parameters(route);
+    if !parameters.is_empty() {
+        operation["parameters"] = parameters.into();
+    }
+    if route.method == Method::Post && has_body(route.endpoint) {
+        let schema = dialect(route.endpoint)
+            .map_or_else(|| json!({"type": "object"}), |dialect| reference(component(dialect)));
+        operation["requestBody"] =
+            json!({"required": true, "content": {"application/json": {"schema": schema}}});
+    }
+    operation
+}
+
+const fn has_body(endpoint: Endpoint) -> bool {
+    !matches!(
+        endpoint,
+        Endpoint::Unsupported
+            | Endpoint::CancelResponse
+            | Endpoint::ResetPrefixCache
+            | Endpoint::Pause
+            | Endpoint::Resume
+            | Endpoint::Sleep
+            | Endpoint::WakeUp
+    )
+}
+
+fn parameters(route: &Route) -> Vec<Value> {
+    let in_path = route.path.split('/').filter_map(|part| {
+        let name = part.strip_prefix('{')?.strip_suffix('}')?.trim_start_matches('*');
+        Some(json!({"name": name, "in": "path", "required": true, "schema": {"type": "string"}}))
+    });
+    let modes = json!({"name": "mode", "in": "query", "schema": {"enum": ["abort", "wait", "keep"]}});
+    let levels = json!({"name": "level", "in": "query", "schema": {"enum": [0, 1]}});
+    let in_query = match route.endpoint {
+        Endpoint::Pause => vec![modes],
+        Endpoint::Sleep => vec![modes, levels],
+        _ => Vec::new(),
+    };
+    in_path.chain(in_query).collect()
+}
+
+fn content(endpoint: Endpoint) -> Value {
+    let object = json!({"schema": {"type": "object"}});
+    let text = json!({"schema": {"type": "string"}});
+    match endpoint {
+        Endpoint::Metrics => json!({"text/plain": text, "application/openmetrics-text": text}),
+        Endpoint::Docs => json!({"text/html": text}),
+        endpoint if dialect(endpoint).is_some() => {
+            json!({"application/json": object, "text/event-stream": text})
+        }
+        _ => json!({"application/json": object}),
+    }
+}
+
+/// A body: the fields that are read, and any others, which are refused by name, or counted.
+fn body(dialect: Dialect) -> Value {
+    let properties: Map<String, Value> = parity::table(dialect)
+        .filter_map(|(name, support)| {
+            let property = match support {
+                Support::Yes => {
+                    let schema = schema::of(dialect, name)?;
+                    json!({"anyOf": [schema, {"type": "null"}]})
+                }
+                Support::Ignored(why) => json!({"description": format!("no effect: {why}")}),
+                Support::Refused(status, _, why) => {
+                    json!({"deprecated": true, "description": format!("refused with {}: {why}", status.as_u16())})
+                }
+                Support::Renamed(successor) => {
+                    json!({"deprecated": true, "description": format!("removed; its successor is {successor}")})
+                }
+                Support::Unknown => return None,
+            };
+            Some((name.to_owned(), property))
+        })
+        .collect();
+    json!({"type": "object", "required": schema::required(dialect), "properties": properties})
+}
+
+fn error() -> Value {
+    json!({
+        "type": "object",
+        "required": ["error"],
+        "properties": {"error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": "integer"},
+            },
+        }},
+    })
+}
+
+fn anthropic_error() -> Value {
+    json!({
+        "type": "object",
+        "required": ["type", "error"],
+        "properties": {
+            "type": {"const": "error"},
+            "error": {
+                "type": "object",
+                "required": ["type", "message"],
+                "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+            },
+            "request_id": {"type": ["string", "null"]},
+        },
+    })
+}
+
+/// `docs/http.md`.
+pub fn markdown() -> String {
+    let mut text = "# The HTTP surface\n\nMade from the route table and the tables of request fields \
+                    (`rust/server/src/openapi.rs`); `/openapi.json` says the same to programs.\n\n\
+                    | route | key | what it does |\n|---|---|---|\n"
+        .to_owned();
+    let mut line =
+        |line: std::fmt::Arguments<'_>| text.write_fmt(line).expect("writing to a String does not fail");
+    for route in ROUTES {
+        let key = if route.auth == Auth::Open { "open" } else { "key" };
+        let served = if route.endpoint == Endpoint::Unsupported { "501: " } else { "" };
+        line(format_args!("| `{} {}` | {key} | {served}{} |\n", verb(route), route.path, route.doc));
+    }
+    for dialect in DIALECTS {
+        let route = ROUTES.iter().find(|route| self::dialect(route.endpoint) == Some(dialect));
+        let path = route.map_or("", |route| route.path);
+        line(format_args!("\n## Fields of `{path}`\n\n| field | |\n|---|---|\n"));
+        let mut fields: Vec<(&str, Support)> = parity::table(dialect).collect();
+        fields.sort_unstable_by_key(|(name, _)| *name);
+        for (name, support) in fields {
+            match support {
+                Support::Yes => line(format_args!("| `{name}` | yes |\n")),
+                Support::Ignored(why) => line(format_args!("| `{name}` | no effect: {why} |\n")),
+                Support::Refused(status, _, why) => {
+                    line(format_args!("| `{name}` | {}: {why} |\n", status.as_u16()));
+                }
+                Support::Renamed(successor) => line(format_args!("| `{name}` | 400: now `{successor}` |\n")),
+                Support::Unknown => {}
+            }
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_document_is_the_tables_own() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/http.md");
+        if std::env::var_os("FRIZZEN_WRITE_DOCS").is_some() {
+            std::fs::write(path, markdown()).unwrap();
+        }
+        let written = std::fs::read_to_string(path).unwrap();
+        assert!(written == markdown(), "run with FRIZZEN_WRITE_DOCS=1 to write docs/http.md again");
+    }
+
+    #[test]
+    fn every_operation_has_a_name_of_its_own() {
+        let document = document();
+        let operations =
+            document["paths"].as_object().unwrap().values().flat_map(|item| item.as_object().unwrap());
+        let mut names: Vec<&str> =
+            operations.map(|(_, operation)| operation["operationId"].as_str().unwrap()).collect();
+        let count = names.len();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!((names.len(), count), (ROUTES.len(), ROUTES.len()));
+    }
+}

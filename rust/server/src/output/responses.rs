@@ -1,0 +1,306 @@
+//! Responses: named events with gap-free sequence numbers, and the response object that the last of them holds.
+//!
+//! The whole answer is the object of the last event of a stream, made by the same machine.
+
+use std::sync::Arc;
+
+use frizzen_text::Tokenizer;
+use serde_json::{Map, Value, json};
+
+use crate::error::ApiError;
+use crate::json;
+use crate::output::blocks::{Block, Blocks, Kind, Step};
+use crate::output::delta::{ChoiceDelta, Finish};
+use crate::output::message::Reader;
+use crate::output::usage::Usage;
+use crate::output::writer::Writer;
+use crate::state::unix_time;
+use crate::store::Keep;
+
+/// Writes a response.
+pub struct Responses {
+    /// The members that do not change: the id, the model, what is repeated of the request.
+    head: Map<String, Value>,
+    /// The ids of items end like this.
+    name: Arc<str>,
+    reader: Reader,
+    blocks: Blocks,
+    tokenizer: Arc<Tokenizer>,
+    /// Where the finished response goes, if it is kept.
+    keep: Option<Keep>,
+    sequence: u64,
+    begun: bool,
+    finish: Option<Finish>,
+}
+
+impl Responses {
+    /// A writer. `echo` are members of the response object that repeat the request.
+    pub fn new(
+        (name, model): (&Arc<str>, &str),
+        echo: Map<String, Value>,
+        reader: Reader,
+        tokenizer: Arc<Tokenizer>,
+        keep: Option<Keep>,
+    ) -> Self {
+        let Value::Object(mut head) = json!({
+            "id": format!("resp_{name}"),
+            "object": "response",
+            "created_at": unix_time(),
+            "model": model,
+            "background": false,
+            "truncation": "disabled",
+            "store": keep.is_some(),
+            "error": null,
+            "incomplete_details": null,
+            "usage": null,
+        }) else {
+            unreachable!("an object was written");
+        };
+        head.extend(echo);
+        Self {
+            head,
+            name: Arc::clone(name),
+            reader,
+            blocks: Blocks::default(),
+            tokenizer,
+            keep,
+            sequence: 0,
+            begun: false,
+            finish: None,
+        }
+    }
+
+    /// The response object in this state.
+    fn object(&self, status: &str, members: impl IntoIterator<Item = (&'static str, Value)>) -> Value {
+        let mut object = self.head.clone();
+        object.insert("status".to_owned(), status.into());
+        let output: Vec<Value> = self
+            .blocks
+            .all()
+            .iter()
+            .enumerate()
+            .map(|(index, block)| item(&self.name, index, block))
+            .collect();
+        object.insert("output".to_owned(), output.into());
+        object.extend(members.into_iter().map(|(name, value)| (name.to_owned(), value)));
+        object.into()
+    }
+
+    /// The finished response, and the name of the event that brings it.
+    fn finished(&self, usage: &Usage) -> (&'static str, Value) {
+        let usage = ("usage", self.usage(usage));
+        match self.finish.as_ref().map(|finish| finish.reason) {
+            Some("length") => {
+                let why = ("incomplete_details", json!({"reason": "max_output_tokens"}));
+                ("response.incomplete", self.object("incomplete", [usage, why]))
+            }
+            Some("abort") => {
+                let why = json!({"code": "server_error", "message": "the request was aborted"});
+                ("response.failed", self.object("failed", [usage, ("error", why)]))
+            }
+            _ => {
+                let members = [usage, ("completed_at", unix_time().into())];
+                ("response.completed", self.object("completed", members))
+            }
+        }
+    }
+
+    /// Tokens of reasoning are those of its text: markers, and what parsers take off, belong to none.
+    fn usage(&self, usage: &Usage) -> Value {
+        let reasoning = self.blocks.reasoning();
+        let reasoning = self.tokenizer.encode(&reasoning, false).map_or(0, |ids| ids.len() as u64);
+        json!({
+            "input_tokens": usage.prompt,
+            "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},
+            "output_tokens": usage.completion,
+            "output_tokens_details": {"reasoning_tokens": reasoning.min(usage.completion)},
+            "total_tokens": usage.prompt + usage.completion,
+        })
+    }
+
+    /// Reads a delta, and writes the events of what it brings if there is somewhere to.
+    fn read(&mut self, delta: &ChoiceDelta, mut out: Option<&mut Vec<u8>>) {
+        let (name, sequence) = (&self.name, &mut self.sequence);
+        let mut emit = |index: usize, block: &Block, step: Step<'_>| {
+            if let Some(out) = out.as_deref_mut() {
+                write_step(out, sequence, name, (index, block), step);
+            }
+        };
+        for part in self.reader.read(delta) {
+            self.blocks.push(part, &mut emit);
+        }
+        if let Some(finish) = &delta.finish {
+            let reason = self.reader.finish_reason(finish.reason);
+            self.blocks.end(matches!(reason, "stop" | "tool_calls"), &mut emit);
+            self.finish = Some(Finish { reason, ..finish.clone() });
+        }
+    }
+
+    fn keep(&mut self, response: &Value) {
+        if let Some(keep) = self.keep.take() {
+            keep.save(response, self.blocks.all());
+        }
+    }
+}
+
+impl Writer for Responses {
+    fn events(&mut self, delta: &ChoiceDelta, _: &Usage, out: &mut Vec<u8>) {
+        if !std::mem::replace(&mut self.begun, true) {
+            let response = self.object("in_progress", []);
+            for name in ["response.created", "response.in_progress"] {
+                write_event(out, &mut self.sequence, name, &json!({"response": response}));
+            }
+        }
+        self.read(delta, Some(out));
+    }
+
+    fn end(&mut self, usage: &Usage, out: &mut Vec<u8>) {
+        let (name, response) = self.finished(usage);
+        write_event(out, &mut self.sequence, name, &json!({"response": response}));
+        self.keep(&response);
+    }
+
+    fn failed(&mut self, error: &ApiError, out: &mut Vec<u8>) {
+        let why = json!({"code": "server_error", "message": error.message});
+        let response = self.object("failed", [("error", why)]);
+        write_event(out, &mut self.sequence, "response.failed", &json!({"response": response}));
+    }
+
+    fn answer(&mut self, choices: &[ChoiceDelta], usage: &Usage, out: &mut Vec<u8>) {
+        for delta in choices {
+            self.read(delta, None);
+        }
+        let (_, response) = self.finished(usage);
+        out.extend_from_slice(response.to_string().as_bytes());
+        self.keep(&response);
+    }
+}
+
+fn item_id(name: &str, index: usize, block: &Block) -> String {
+    let kind = match block.kind {
+        Kind::Reasoning => "rs",
+        Kind::Text => "msg",
+        Kind::Call { .. } => "fc",
+    };
+    format!("{kind}_{name}_{index}")
+}
+
+fn part(block: &Block, text: &str) -> Value {
+    match block.kind {
+        Kind::Reasoning => json!({"type": "reasoning_text", "text": text}),
+        _ => json!({"type": "output_text", "text": text, "annotations": [], "logprobs": []}),
+    }
+}
+
+/// An item that has ended.
+fn item(name: &str, index: usize, block: &Block) -> Value {
+    let status = if block.complete { "completed" } else { "incomplete" };
+    shell(name, index, block, status, &block.text, &[part(block, &block.text)])
+}
+
+fn shell(name: &str, index: usize, block: &Block, status: &str, arguments: &str, content: &[Value]) -> Value {
+    let id = item_id(name, index, block);
+    match &block.kind {
+        Kind::Reasoning => {
+            json!({"id": id, "type": "reasoning", "summary": [], "content": content, "status": status})
+        }
+        Kind::Text => {
+            json!({"id": id, "type": "message", "role": "assistant", "status": status, "content": content})
+        }
+        Kind::Call { id: call_id, name } => {
+            json!({"id": id, "type": "function_call", "call_id": call_id, "name": name, "arguments": arguments,
+                "status": status})
+        }
+    }
+}
+
+/// Appends an event that is sent a few times per response.
+fn write_event(out: &mut Vec<u8>, sequence: &mut u64, name: &str, members: &Value) {
+    begin_event(out, sequence, name);
+    for (key, value) in members.as_object().into_iter().flatten() {
+        out.push(b',');
+        json::string(out, key);
+        out.push(b':');
+        out.extend_from_slice(value.to_string().as_bytes());
+    }
+    out.extend_from_slice(b"}\n\n");
+}
+
+fn begin_event(out: &mut Vec<u8>, sequence: &mut u64, name: &str) {
+    out.extend_from_slice(b"event: ");
+    out.extend_from_slice(name.as_bytes());
+    out.extend_from_slice(b"\ndata: {\"type\":\"");
+    out.extend_from_slice(name.as_bytes());
+    out.extend_from_slice(b"\",\"sequence_number\":");
+    json::integer(out, *sequence);
+    *sequence += 1;
+}
+
+/// Names of the events of a block: more of it, and all of it.
+const fn names(kind: &Kind) -> (&'static str, &'static str) {
+    match kind {
+        Kind::Reasoning => ("response.reasoning_text.delta", "response.reasoning_text.done"),
+        Kind::Text => ("response.output_text.delta", "response.output_text.done"),
+        Kind::Call { .. } => {
+            ("response.function_call_arguments.delta", "response.function_call_arguments.done")
+        }
+    }
+}
+
+fn write_step(
+    out: &mut Vec<u8>,
+    sequence: &mut u64,
+    name: &str,
+    (index, block): (usize, &Block),
+    step: Step<'_>,
+) {
+    let (more, done) = names(&block.kind);
+    let id = item_id(name, index, block);
+    let in_parts = !matches!(block.kind, Kind::Call { .. });
+    match step {
+        Step::Open => {
+            let item = shell(name, index, block, "in_progress", "", &[]);
+            let added = json!({"output_index": index, "item": item});
+            write_event(out, sequence, "response.output_item.added", &added);
+            if in_parts {
+                let place = json!({"item_id": id, "output_index": index, "content_index": 0, "part": part(block, "")});
+                write_event(out, sequence, "response.content_part.added", &place);
+            }
+        }
+        // Once per token, and so written by hand.
+        Step::Grow(text) => {
+            begin_event(out, sequence, more);
+            out.extend_from_slice(b",\"item_id\":");
+            json::string(out, &id);
+            out.extend_from_slice(b",\"output_index\":");
+            json::integer(out, index as u64);
+            if in_parts {
+                out.extend_from_slice(b",\"content_index\":0");
+            }
+            if block.kind == Kind::Text {
+                out.extend_from_slice(b",\"logprobs\":[]");
+            }
+            out.extend_from_slice(b",\"delta\":");
+            json::string(out, text);
+            out.extend_from_slice(b"}\n\n");
+        }
+        Step::Close => {
+            let all = match &block.kind {
+                Kind::Reasoning => json!({"content_index": 0, "text": block.text}),
+                Kind::Text => json!({"content_index": 0, "text": block.text, "logprobs": []}),
+                Kind::Call { name, .. } => json!({"name": name, "arguments": block.text}),
+            };
+            let place = [("item_id", id.as_str().into()), ("output_index", index.into())];
+            let mut members = Map::from_iter(place.map(|(key, value)| (key.to_owned(), value)));
+            members.extend(all.as_object().cloned().unwrap_or_default());
+            write_event(out, sequence, done, &members.into());
+            if in_parts {
+                let part = part(block, &block.text);
+                let place = json!({"item_id": id, "output_index": index, "content_index": 0, "part": part});
+                write_event(out, sequence, "response.content_part.done", &place);
+            }
+            let done = json!({"output_index": index, "item": item(name, index, block)});
+            write_event(out, sequence, "response.output_item.done", &done);
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! Connections that are slow, large or many.
+
+mod common;
+
+use std::io::Read;
+use std::time::{Duration, Instant};
+
+use common::{Server, letters, read_answer, wait_until};
+use serde_json::json;
+
+/// What the server sends before it closes the connection.
+fn rest(mut stream: std::net::TcpStream) -> String {
+    let mut text = Vec::new();
+    // A reset is an end too.
+    let _ = stream.read_to_end(&mut text);
+    String::from_utf8_lossy(&text).into_owned()
+}
+
+#[test]
+fn a_client_that_drips_its_head_is_dropped_and_others_are_served() {
+    let server = Server::with(&["--header-timeout", "0.3"], letters());
+    let started = Instant::now();
+    let slow: Vec<_> = (0..50).map(|_| server.client().raw(b"GET /health HTTP/1.1\r\nhost: te")).collect();
+    assert_eq!(server.client().get("/health").status, 200);
+    for stream in slow {
+        let answer = rest(stream);
+        assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 408"), "{answer}");
+    }
+    assert!(started.elapsed() < Duration::from_secs(10));
+}
+
+#[test]
+fn a_long_stream_outlives_the_time_for_heads() {
+    let server = Server::with(&["--header-timeout", "0.1"], common::slow_letters(Duration::from_millis(2)));
+    let answer = server.client().completion(&json!({"prompt": "x", "max_tokens": 200, "stream": true}));
+    assert_eq!(answer.events().last().unwrap()["choices"][0]["finish_reason"], "length");
+}
+
+#[test]
+fn a_head_without_end_is_refused() {
+    let server = Server::start(letters());
+    let head = format!("GET /health HTTP/1.1\r\nhost: test\r\nx-long: {}", "x".repeat(200_000));
+    let mut stream = std::net::TcpStream::connect(server.address).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    // The server may hang up while this is still being written.
+    let _ = std::io::Write::write_all(&mut stream, head.as_bytes());
+    let answer = rest(stream);
+    assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 431"), "{answer}");
+    assert_eq!(server.client().get("/health").status, 200);
+}
+
+#[test]
+fn more_connections_than_are_accepted_at_once_are_all_served() {
+    let server = Server::start(letters());
+    let request = b"GET /ping HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n";
+    let streams: Vec<_> = (0..400).map(|_| server.client().raw(request)).collect();
+    for stream in streams {
+        assert_eq!(read_answer(stream).status, 200);
+    }
+}
+
+#[test]
+fn one_connection_takes_one_request_after_the_other() {
+    let server = Server::start(letters());
+    let two =
+        b"GET /ping HTTP/1.1\r\nhost: t\r\n\r\nGET /version HTTP/1.1\r\nhost: t\r\nconnection: close\r\n\r\n";
+    let answers = rest(server.client().raw(two));
+    assert_eq!(answers.matches("HTTP/1.1 200").count(), 2, "{answers}");
+}
+
+#[test]
+fn a_drain_closes_idle_connections_at_once() {
+    let mut server = Server::start(letters());
+    let idle = server.client().raw(b"GET /ping HTTP/1.1\r\nhost: t\r\n\r\n");
+    wait_until("it is served", || server.client().get("/health").status == 200);
+    server.signal();
+    let started = Instant::now();
+    server.outcome();
+    assert!(started.elapsed() < Duration::from_secs(5));
+    assert!(rest(idle).starts_with("HTTP/1.1 200"));
+}

@@ -1,0 +1,76 @@
+"""``/openapi.json`` is valid OpenAPI 3.1, and the server keeps to what it says there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema
+import pytest
+from openapi_spec_validator import OpenAPIV31SpecValidator
+
+from tests.mock_server import MockServer
+
+GOOD = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "q"}], "max_tokens": 2},
+    "/v1/completions": {"prompt": ["a", [1, 2]], "max_tokens": 2, "stop": "x", "logit_bias": {"5": -100}},
+    "/v1/responses": {"input": "q", "max_output_tokens": 2, "metadata": {"a": "b"}},
+    "/v1/messages": {"messages": [{"role": "user", "content": "q"}], "max_tokens": 2},
+    "/inference/v1/generate": {"token_ids": [1, 2], "sampling_params": {"max_tokens": 2}},
+}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[MockServer]:
+    with MockServer() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def document(server: MockServer) -> dict[str, Any]:
+    made: dict[str, Any] = json.loads(server.text("/openapi.json"))
+    return made
+
+
+def schema_of(document: dict[str, Any], path: str) -> dict[str, Any]:
+    body = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    return {**body, "components": document["components"]}
+
+
+def test_it_is_valid(document: dict[str, Any]) -> None:
+    OpenAPIV31SpecValidator(document).validate()
+
+
+def test_what_it_takes_is_taken(server: MockServer, document: dict[str, Any]) -> None:
+    for path, body in GOOD.items():
+        jsonschema.validate(body, schema_of(document, path))
+        status, text = server.call(path, json.dumps(body).encode())
+        assert status == 200, text
+
+
+@pytest.mark.parametrize("path", GOOD)
+def test_what_it_refuses_is_refused(server: MockServer, document: dict[str, Any], path: str) -> None:
+    schema = schema_of(document, path)
+    name = schema["$ref"].rsplit("/", 1)[1]
+    fields = document["components"]["schemas"][name]["properties"]
+    tried = 0
+    for field in fields:
+        for value in (-5, "", 1.5, True, [[]], {"x": []}):
+            body = {**GOOD[path], field: value}
+            try:
+                jsonschema.validate(body, schema)
+            except jsonschema.ValidationError:
+                status, text = server.call(path, json.dumps(body).encode())
+                assert status in {400, 404}, (field, value, text)
+                error = json.loads(text)["error"]
+                assert error["message"]
+                tried += 1
+    assert tried > 20 or path == "/inference/v1/generate"
+
+
+def test_every_path_answers_as_it_says(server: MockServer, document: dict[str, Any]) -> None:
+    for path, item in document["paths"].items():
+        for verb, operation in item.items():
+            if "501" in operation["responses"]:
+                assert server.call(path, b"{}" if verb == "post" else None)[0] == 501, path
