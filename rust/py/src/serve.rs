@@ -189,7 +189,7 @@ fn run_headless(py: Python<'_>, config: &ServerConfig) -> std::io::Result<u8> {
     let options = {
         let (tokenizer, template) = (Arc::clone(&tokenizer), config.http.chat_template.clone());
         let load = move || {
-            let path = tokenizer.get().map(PathBuf::as_path).unwrap_or(Path::new(""));
+            let path = tokenizer.get().map_or(Path::new(""), PathBuf::as_path);
             load_text(path, template.as_deref())
         };
         ReplicaOptions {

@@ -68,6 +68,8 @@ struct RowResults {
     tokens: Range<usize>,
     pooled: Range<usize>,
     scores: Range<usize>,
+    /// Tokens that need no sampling may follow.
+    appends: bool,
 }
 
 impl StepOutput {
@@ -143,8 +145,8 @@ impl Scheduler {
             if self.state(slot).epoch != row.epoch {
                 continue;
             }
-            let results = RowResults { tokens, pooled, scores };
-            self.commit_row(slot, row, output, results, now, appends, events);
+            let results = RowResults { tokens, pooled, scores, appends };
+            self.commit_row(slot, row, output, results, now, events);
         }
     }
 
@@ -160,10 +162,9 @@ impl Scheduler {
         output: &StepOutput,
         results: RowResults,
         now: Duration,
-        appends: bool,
         events: &mut Vec<RowEvent>,
     ) {
-        let RowResults { tokens, pooled, scores: prompt_scores } = results;
+        let RowResults { tokens, pooled, scores: prompt_scores, appends } = results;
         let state = self.state_mut(slot);
         state.prompt_scored += prompt_scores.len() as u32;
         if row.samples {
