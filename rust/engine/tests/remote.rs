@@ -41,7 +41,8 @@ fn metrics() -> Arc<Metrics> {
 
 /// The source is the token that it allows.
 fn read_constraint(source: &str) -> frizzen_core::Result<Arc<dyn Constraint>> {
-    Ok(Arc::new(Sourced(source.parse().unwrap())))
+    let token = source.parse().map_err(|error| Error::Request { message: format!("{source}: {error}") })?;
+    Ok(Arc::new(Sourced(token)))
 }
 
 #[derive(Debug)]
@@ -76,7 +77,8 @@ fn replica(path: PathBuf, rank: u32, worker: MockWorker) -> JoinHandle<std::io::
             engine.and_then(|mut engine| engine.run())
         });
         let ended = replica.serve(&handle, options);
-        let _ = engine.join().unwrap();
+        // Its error, if any, is how the replica ended.
+        let _ = engine.join().expect("the engine does not panic");
         ended
     })
 }
@@ -91,9 +93,9 @@ struct Fleet {
 impl Fleet {
     fn new(replicas: u32) -> Self {
         let path = socket();
-        let listener = UnixListener::bind(&path).unwrap();
+        let listener = UnixListener::bind(&path).expect("the path is new");
         let (handle, seat) = seat(Arc::new(SystemClock::new()), 1000);
-        let mut dispatcher = Dispatcher::new(seat, replicas, listener).unwrap();
+        let mut dispatcher = Dispatcher::new(seat, replicas, listener).expect("threads can be started");
         let notices = dispatcher.notices();
         let dispatcher = Some(thread::spawn(move || dispatcher.run()));
         Self { handle, path, dispatcher, notices }
@@ -112,7 +114,7 @@ impl Drop for Fleet {
     fn drop(&mut self) {
         self.handle.shutdown();
         if let Some(thread) = self.dispatcher.take() {
-            thread.join().unwrap();
+            thread.join().expect("the dispatcher does not panic");
         }
         let _ = std::fs::remove_file(&self.path);
     }
