@@ -38,7 +38,7 @@ def build() -> Path:
 
 
 def count(valgrind: str, program: Path, name: str) -> float:
-    """Instructions of one call: the difference between many and few, so that what happens once does not count."""
+    """Instructions of one call: the difference between many and few, without what happens once."""
 
     def total(times: int) -> int:
         with tempfile.TemporaryDirectory() as directory:
