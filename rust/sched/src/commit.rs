@@ -70,6 +70,8 @@ struct RowResults {
     tokens: Range<usize>,
     pooled: Range<usize>,
     scores: Range<usize>,
+    /// Tokens that need no sampling may follow.
+    appends: bool,
     /// What the step took longer because of rows in prefill.
     lost: Duration,
 }
@@ -154,8 +156,8 @@ impl Scheduler {
             if self.state(slot).epoch != row.epoch {
                 continue;
             }
-            let results = RowResults { tokens, pooled, scores, lost };
-            self.commit_row(slot, row, output, results, now, appends, events);
+            let results = RowResults { tokens, pooled, scores, appends, lost };
+            self.commit_row(slot, row, output, results, now, events);
         }
     }
 
@@ -171,10 +173,9 @@ impl Scheduler {
         output: &StepOutput,
         results: RowResults,
         now: Duration,
-        appends: bool,
         events: &mut Vec<RowEvent>,
     ) {
-        let RowResults { tokens, pooled, scores: prompt_scores, lost } = results;
+        let RowResults { tokens, pooled, scores: prompt_scores, appends, lost } = results;
         let state = self.state_mut(slot);
         state.prompt_scored += prompt_scores.len() as u32;
         if row.samples {

@@ -16,6 +16,7 @@ use serde::Serialize;
 
 use crate::logging::LogFormat;
 use crate::parsing::ParsingArgs;
+use crate::replicas::ReplicaArgs;
 
 /// Everything that `frizzen serve` takes.
 #[derive(Args, Clone, Debug)]
@@ -29,6 +30,9 @@ pub struct ServerConfig {
     /// Drafts.
     #[command(flatten)]
     pub speculation: SpeculationArgs,
+    /// How many engines there are.
+    #[command(flatten)]
+    pub replicas: ReplicaArgs,
     /// How it is served.
     #[command(flatten)]
     pub http: HttpArgs,
