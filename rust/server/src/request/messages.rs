@@ -12,7 +12,7 @@ use crate::request::translate::{Turns, function, strange, string};
 
 /// What a chat calls the budget of reasoning.
 const BUDGET: &str = "thinking_token_budget";
-/// What a chat calls otherwise.
+/// What a chat calls otherwise; the budget first.
 const NAMES: [(&str, &str); 5] = [
     (BUDGET, "thinking"),
     ("stop", "stop_sequences"),
@@ -31,7 +31,9 @@ pub fn read(mut fields: Fields, limits: &Limits) -> Result<ChatRequest, ApiError
     chat.insert("stop".to_owned(), stop.into());
     output(&mut fields, &mut chat)?;
     prompt(&mut fields, &mut chat, limits.format.reasoning.is_some())?;
-    ChatRequest::read(fields.into_chat(chat), limits).map_err(|error| error.renamed(&NAMES))
+    // A budget that came under a chat's own name keeps it.
+    let names = &NAMES[usize::from(fields.has(BUDGET))..];
+    ChatRequest::read(fields.into_chat(chat), limits).map_err(|error| error.renamed(names))
 }
 
 /// The conversation of a body of `/v1/messages/count_tokens`.
