@@ -247,7 +247,8 @@ fn time_lost_to_the_prefill_of_others_is_what_their_prompts_made_a_step_longer()
         let prompt: Vec<TokenId> = (1..=40).collect();
         let second = rig.handle.submit(request(&prompt, 5)).expect("fits");
         rig.run_to_idle();
-        let (first, second) = [first, second].map(|stream| all(stream).timing.expect("the request has ended")).into();
+        let (first, second) =
+            [first, second].map(|stream| all(stream).timing.expect("the request has ended")).into();
         assert_eq!(first.lost_to_prefill, Duration::from_millis(40), "40 tokens of 1 ms each");
         assert_eq!(second.lost_to_prefill, Duration::ZERO, "its own prompt is no other's");
         assert!((rig.metric("frizzen:request_lost_to_prefill_seconds_sum") - 0.04).abs() < 1e-9);

@@ -118,7 +118,7 @@ impl Scheduler {
             num_eos: eos.len(),
             arrival: self.arrivals,
             tokens: request.prompt.to_vec(),
-            constrained: request.constraint.as_deref().map(Constrained::new),
+            constrained: Constrained::of(&request),
             drafts: Vec::new(),
             max_total,
             computed: 0,
