@@ -70,7 +70,7 @@ pub struct PrefillStats {
     pub computed_tokens: u32,
 }
 
-/// When things happened to a request, on the engine's clock. Sent with the last delta.
+/// When things happened to a request, on the engine's clock, as of its latest token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Timing {
     /// The engine accepted the request.
@@ -83,6 +83,10 @@ pub struct Timing {
     pub last_token: Duration,
     /// How often the request was preempted.
     pub preemptions: u32,
+    /// Decode time lost to other requests' prefill: of each step in which this request decoded beside the prefill of
+    /// others, what it took beyond the mean of the steps without prefill that decoded about as many tokens. A step
+    /// before any such mean is known counts nothing.
+    pub lost_to_prefill: Duration,
 }
 
 impl Timing {
@@ -95,7 +99,7 @@ impl Timing {
             scheduled: shift(self.scheduled),
             first_token: shift(self.first_token),
             last_token: shift(self.last_token),
-            preemptions: self.preemptions,
+            ..self
         }
     }
 }
@@ -115,7 +119,7 @@ pub struct OutputDelta {
     pub prefill: Option<PrefillStats>,
     /// With the last delta only: nothing follows it.
     pub finish: Option<FinishReason>,
-    /// With the last delta only.
+    /// As of the last of `tokens`. Whoever ends a request by its text has it too, though the engine's end never comes.
     pub timing: Option<Timing>,
     /// What speculation did so far, if the request said anything about it.
     pub speculation: Option<Box<SpeculationUsage>>,

@@ -22,7 +22,7 @@ mod speculation;
 pub mod text;
 mod worker;
 
-pub use engine::{CacheConfig, EngineMetrics, FinishedRequest};
+pub use engine::{CacheConfig, EngineMetrics, FinishedRequest, FrontEndMetrics};
 pub use http::HttpMetrics;
 pub use sleeping::{SleepMetrics, SleepOperation, SleepTimer};
 pub use speculation::SpeculationMetrics;

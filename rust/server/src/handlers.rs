@@ -49,7 +49,7 @@ pub(crate) async fn generate(state: SharedState, request: Request, dialect: Dial
     let body = body::read(request, state.http.body_limit).await?;
     let lowered = prepare::prepare(&state, dialect, body, name).await?;
     let (n, stream) = (lowered.n, lowered.stream);
-    let (mut generation, mut writer) = lowered.submit(&state.engine)?;
+    let (mut generation, mut writer) = lowered.submit(&state.engine, state.engine_metrics.front_end())?;
     state.engine_metrics.params_n(n);
     if stream {
         let mut events = EventStream::new(generation, writer, state.http.keep_alive);

@@ -14,7 +14,7 @@ use crate::handle::Load;
 use crate::pause::PauseMode;
 
 /// Goes up with every change of a message.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Longest frame: a prompt of ten million tokens fits, a stray connection does not.
 const LONGEST: u32 = 64 << 20;
 
