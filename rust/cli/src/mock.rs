@@ -5,11 +5,14 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
+use frizzen_core::SystemClock;
 use frizzen_engine::mock::{Content, Fault, MockWorker, TimingLaw, mock_drafter};
-use frizzen_engine::{Worker as _, WorkerInfo};
+use frizzen_engine::{Worker as _, WorkerInfo, seat};
+use frizzen_metrics::Metrics;
 use frizzen_server::config::{EngineArgs, HttpArgs, SchedulingArgs, SpeculationArgs};
 use frizzen_server::defaults::SamplingDefaults;
-use frizzen_server::{ServerConfig, ShutdownRequests, TextModel, mock, runtime, serve};
+use frizzen_server::replicas::{Program, ReplicaArgs, Replicas};
+use frizzen_server::{AppState, ServerConfig, ShutdownRequests, TextModel, mock, runtime, serve};
 use frizzen_text::Tokenizer;
 
 /// What the mock says.
@@ -34,6 +37,8 @@ pub struct MockServeArgs {
     scheduling: SchedulingArgs,
     #[command(flatten)]
     speculation: SpeculationArgs,
+    #[command(flatten)]
+    replicas: ReplicaArgs,
     #[command(flatten)]
     shape: Shape,
     #[command(flatten)]
@@ -175,6 +180,13 @@ fn text(args: &MockServeArgs) -> Result<TextModel, String> {
     Ok(text)
 }
 
+/// How a headless engine of this very server is started.
+fn this_program() -> Program {
+    let mut line = std::env::args_os();
+    let first = line.next().unwrap_or_default();
+    Program { program: std::env::current_exe().unwrap_or_else(|_| first.into()), arguments: line.collect() }
+}
+
 /// Serves until a signal comes.
 pub fn serve(args: MockServeArgs) -> Result<ExitCode, String> {
     frizzen_server::logging::init(args.http.log_format);
@@ -189,15 +201,33 @@ pub fn serve(args: MockServeArgs) -> Result<ExitCode, String> {
         engine: EngineArgs { model: Some(worker.info().model.clone()), ..EngineArgs::default() },
         scheduling: args.scheduling,
         speculation: args.speculation,
+        replicas: args.replicas,
         http: args.http,
     };
+    if config.replicas.headless {
+        return mock::headless(&config, worker, text).map(ExitCode::from).map_err(|error| error.to_string());
+    }
     let runtime = runtime().map_err(|error| format!("cannot start threads: {error}"))?;
     let outcome = runtime.block_on(async {
         let listener = serve::bind(&config.http).await.map_err(|error| error.to_string())?;
         let requests =
             ShutdownRequests::from_signals().map_err(|error| format!("cannot take signals: {error}"))?;
+        let serving = |state| async {
+            serve::serve(listener, state, requests).await.map_err(|error| error.to_string())
+        };
+        if config.replicas.is_front_end() {
+            let (handle, seat) = seat(Arc::new(SystemClock::new()), config.scheduling.max_queue);
+            let metrics = Arc::new(Metrics::new(&config.metrics_options()));
+            let state = AppState::new(&config, handle, metrics);
+            state.set_text(text);
+            let engines = Replicas::start(&config.replicas, seat, this_program(), None);
+            let engines = engines.map_err(|error| error.to_string())?;
+            let outcome = serving(state).await?;
+            drop(engines);
+            return Ok(outcome);
+        }
         let (state, thread) = mock::start(&config, worker, text);
-        let outcome = serve::serve(listener, state, requests).await.map_err(|error| error.to_string())?;
+        let outcome = serving(state).await?;
         if !matches!(outcome, serve::Outcome::Stuck(_)) {
             // Its error, if any, is the outcome's, and was logged where it happened.
             let _ = thread.join();

@@ -11,6 +11,11 @@ pub trait Constraint: Debug + Send + Sync {
     /// A matcher before the first token.
     fn matcher(&self) -> Box<dyn TokenMatcher>;
 
+    /// What an engine in another process compiles this constraint from again; `None` if that is not possible.
+    fn source(&self) -> Option<String> {
+        None
+    }
+
     /// What an output may hold before the part that the matcher sees; `None` if it sees everything.
     fn reasoning(&self) -> Option<&Reasoning> {
         None

@@ -1,17 +1,21 @@
 //! The one error enum of the Rust side.
 
+use serde::{Deserialize, Serialize};
 use thiserror::Error as ThisError;
 
 /// Result with [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
 /// What can go wrong with a request or with the engine. Transports map it (HTTP status, Python exception).
-#[derive(Clone, Debug, ThisError, PartialEq, Eq)]
+///
+/// Between processes `param` is left behind: requests are checked before they leave the front end.
+#[derive(Clone, Debug, ThisError, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Error {
     /// The request is wrong: `message` names the value and the limit, `param` the field.
     #[error("{message}")]
     Invalid {
         /// Field of the request that is at fault, in the API's spelling.
+        #[serde(skip)]
         param: &'static str,
         /// Lower-case sentence with the offending value and the limit.
         message: String,
@@ -20,6 +24,7 @@ pub enum Error {
     #[error("{message}")]
     NotFound {
         /// Field of the request that named it.
+        #[serde(skip)]
         param: &'static str,
         /// Lower-case sentence with the name that was not found.
         message: String,
@@ -28,6 +33,7 @@ pub enum Error {
     #[error("{message}")]
     Unsupported {
         /// Field of the request that asked for it.
+        #[serde(skip)]
         param: &'static str,
         /// Lower-case sentence saying what is not supported and what is.
         message: String,

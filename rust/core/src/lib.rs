@@ -4,6 +4,7 @@
 //! * [`params`]: [`SamplingParams`] and its one validation, used by HTTP and by the Python library alike.
 //! * [`request`]: what a caller hands to the engine.
 //! * [`constraint`]: what the engine needs of a constraint on a request's tokens.
+//! * [`banned`]: sequences of tokens that an output may not hold.
 //! * [`pooling`]: requests whose result is a vector, and the arithmetic on it.
 //! * [`reasoning`]: what an output may hold before the part that a constraint binds.
 //! * [`output`]: what the engine hands back, delta by delta.
@@ -11,6 +12,7 @@
 //! * [`error`]: the one error enum; a transport maps it, it knows no status codes.
 //! * [`clock`]: time is injected, so that schedulers and mocks are deterministic.
 
+pub mod banned;
 pub mod clock;
 pub mod constraint;
 pub mod error;
@@ -22,6 +24,7 @@ pub mod reasoning;
 pub mod request;
 pub mod speculation;
 
+pub use banned::BannedSequences;
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use constraint::{Constraint, FreeText, TokenMatcher};
 pub use error::{Error, Result};

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::{Error, SpeculationUsage, TokenId};
 
 /// What made a request stop with reason `stop`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum StopReason {
     /// One of the model's end-of-sequence tokens.
     Eos(TokenId),
@@ -21,7 +21,7 @@ pub enum StopReason {
 }
 
 /// Why a request ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FinishReason {
     /// A stop token, a stop string found by the front end, or the end of a constraint.
     Stop(StopReason),
@@ -51,7 +51,7 @@ impl FinishReason {
 }
 
 /// Log-probabilities at one position (natural log, after no processing: those of the raw logits).
-#[derive(Clone, Debug, PartialEq, Default)]
+#[derive(Clone, Debug, PartialEq, Default, Serialize, Deserialize)]
 pub struct TokenLogprobs {
     /// Log-probability of the token itself.
     pub logprob: f32,
@@ -62,7 +62,7 @@ pub struct TokenLogprobs {
 }
 
 /// How a prompt was computed. Sent once, with the first delta.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct PrefillStats {
     /// Prompt tokens taken from the prefix cache (never the last one: it is recomputed for its logits).
     pub cached_tokens: u32,
@@ -70,8 +70,8 @@ pub struct PrefillStats {
     pub computed_tokens: u32,
 }
 
-/// When things happened to a request, on the engine's clock. Sent with the last delta.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+/// When things happened to a request, on the engine's clock, as of its latest token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Timing {
     /// The engine accepted the request.
     pub queued: Duration,
@@ -83,10 +83,29 @@ pub struct Timing {
     pub last_token: Duration,
     /// How often the request was preempted.
     pub preemptions: u32,
+    /// Decode time lost to other requests' prefill: of each step in which this request decoded beside the prefill of
+    /// others, what it took beyond the mean of the steps without prefill that decoded about as many tokens. A step
+    /// before any such mean is known counts nothing.
+    pub lost_to_prefill: Duration,
+}
+
+impl Timing {
+    /// The same times on another clock, which shows `here` when this one shows `there`.
+    #[must_use]
+    pub fn on_clock(self, there: Duration, here: Duration) -> Self {
+        let shift = |time: Duration| (time + here).saturating_sub(there);
+        Self {
+            queued: shift(self.queued),
+            scheduled: shift(self.scheduled),
+            first_token: shift(self.first_token),
+            last_token: shift(self.last_token),
+            ..self
+        }
+    }
 }
 
 /// Everything that became known about a request since the last delta.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct OutputDelta {
     /// New tokens, in order. The end-of-sequence or stop token that ended the request is included.
     pub tokens: Vec<TokenId>,
@@ -100,7 +119,7 @@ pub struct OutputDelta {
     pub prefill: Option<PrefillStats>,
     /// With the last delta only: nothing follows it.
     pub finish: Option<FinishReason>,
-    /// With the last delta only.
+    /// As of the last of `tokens`. Whoever ends a request by its text has it too, though the engine's end never comes.
     pub timing: Option<Timing>,
     /// What speculation did so far, if the request said anything about it.
     pub speculation: Option<Box<SpeculationUsage>>,

@@ -45,6 +45,9 @@ pub struct SamplingParams {
     pub logit_bias: Vec<(TokenId, f32)>,
     /// Only these tokens may be generated.
     pub allowed_token_ids: Option<Vec<TokenId>>,
+    /// Sequences of tokens that the output may not hold (`bad_words`, every spelling): the last token of one is masked
+    /// where the output ends in the others. Each has at least one token.
+    pub banned_sequences: Vec<Vec<TokenId>>,
     /// Drafts; `None` is the server's default. A request that says it gets [`crate::SpeculationUsage`] back.
     pub speculation: Option<Speculation>,
 }
@@ -68,6 +71,7 @@ impl Default for SamplingParams {
             prompt_logprobs: None,
             logit_bias: Vec::new(),
             allowed_token_ids: None,
+            banned_sequences: Vec::new(),
             speculation: None,
         }
     }
@@ -179,6 +183,14 @@ impl SamplingParams {
             known("logit_bias", *id)?;
             in_range("logit_bias", *bias, (-100.0..=100.0).contains(bias), "in [-100, 100]")?;
         }
+        for sequence in &self.banned_sequences {
+            if sequence.is_empty() {
+                return Err(Error::invalid("bad_words", "bad_words: a word without tokens cannot be banned"));
+            }
+            for id in sequence {
+                known("bad_words", *id)?;
+            }
+        }
         if let Some(allowed) = &self.allowed_token_ids {
             if allowed.is_empty() {
                 return Err(Error::invalid("allowed_token_ids", "allowed_token_ids must not be empty"));
@@ -232,6 +244,9 @@ mod tests {
             refused(&SamplingParams { allowed_token_ids: Some(vec![7, 100]), ..base() }),
             "allowed_token_ids"
         );
+        for sequence in [vec![], vec![7, 100]] {
+            assert_eq!(refused(&SamplingParams { banned_sequences: vec![sequence], ..base() }), "bad_words");
+        }
         assert_eq!(
             refused(&SamplingParams { allowed_token_ids: Some(vec![]), ..base() }),
             "allowed_token_ids"

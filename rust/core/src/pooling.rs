@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::{Error, Result};
 
 /// What a pooling request says to the model besides its tokens.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pooling {
     /// Index of the first token of the second text, where the prompt is a pair of texts and the model tells them apart.
     pub second_start: Option<u32>,

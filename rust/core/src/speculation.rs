@@ -73,7 +73,7 @@ impl SpeculationReason {
 }
 
 /// What speculation did for one request so far.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SpeculationUsage {
     /// Drafts that were verified.
     pub drafts: u32,

@@ -34,8 +34,8 @@ const NEWS: u64 = 256;
 /// The engine's side of a handle, before there is a worker.
 #[derive(Debug)]
 pub struct EngineSeat {
-    shared: Arc<Shared>,
-    commands: Receiver<Command>,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) commands: Receiver<Command>,
 }
 
 /// A handle, and the seat that an [`Engine`] takes once its worker is built. `max_open` bounds the open requests.
@@ -128,6 +128,7 @@ impl<W: Worker> Engine<W> {
         let scheduler = Scheduler::new(scheduler_config(&info, &options));
         let overlap = options.overlap.unwrap_or_else(|| info.computes_on_its_own());
         let rows = info.max_num_seqs as usize;
+        seat.shared.total_blocks.store(u64::from(info.num_blocks.saturating_sub(1)), Ordering::Relaxed);
         let lookahead = info.drafter.as_ref().map_or(0, |drafter| drafter.lookahead);
         // The seat is fresh, so nobody has set the info before.
         let _ = seat.shared.info.set(info);

@@ -11,6 +11,7 @@ use std::time::Duration;
 use frizzen_core::{Clock, Error, FinishReason, Request, RequestId, Result, Speculation};
 use frizzen_sched::speculation::SpeculationStatus;
 use rustc_hash::FxHashMap;
+use serde::{Deserialize, Serialize};
 
 use crate::mailbox::{Mailbox, OutputStream};
 use crate::pause::PauseMode;
@@ -52,7 +53,7 @@ pub enum Health {
 }
 
 /// A snapshot of the load.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Load {
     /// Requests in the worker's batch.
     pub running: u64,
@@ -62,6 +63,25 @@ pub struct Load {
     pub used_blocks: u64,
     /// KV blocks in all, the null block not counted.
     pub total_blocks: u64,
+}
+
+/// How one of several engines behind a handle is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReplicaStatus {
+    /// Its number, from 0: the label `engine` of its metrics.
+    pub rank: u32,
+    /// It takes requests.
+    pub ready: bool,
+    /// It is gone and will not be started again.
+    pub given_up: bool,
+    /// What it does while it loads, or why it is gone; empty otherwise.
+    pub note: String,
+    /// How often it has connected.
+    pub starts: u32,
+    /// Requests that it has.
+    pub open: usize,
+    /// Its own load.
+    pub load: Load,
 }
 
 pub(crate) struct Shared {
@@ -77,6 +97,9 @@ pub(crate) struct Shared {
     pub(crate) running: AtomicU64,
     pub(crate) waiting: AtomicU64,
     pub(crate) used_blocks: AtomicU64,
+    pub(crate) total_blocks: AtomicU64,
+    replicas: Mutex<Vec<ReplicaStatus>>,
+    remote_metrics: Mutex<Vec<String>>,
     paused: AtomicBool,
     asleep: AtomicBool,
     speculation: Mutex<Option<SpeculationStatus>>,
@@ -102,6 +125,9 @@ impl Shared {
             running: AtomicU64::new(0),
             waiting: AtomicU64::new(0),
             used_blocks: AtomicU64::new(0),
+            total_blocks: AtomicU64::new(0),
+            replicas: Mutex::default(),
+            remote_metrics: Mutex::default(),
             paused: AtomicBool::new(false),
             asleep: AtomicBool::new(false),
             speculation: Mutex::default(),
@@ -126,6 +152,14 @@ impl Shared {
 
     pub(crate) fn set_speculation(&self, status: SpeculationStatus) {
         *self.speculation.lock().unwrap_or_else(PoisonError::into_inner) = Some(status);
+    }
+
+    pub(crate) fn set_replicas(&self, statuses: Vec<ReplicaStatus>) {
+        *self.replicas.lock().unwrap_or_else(PoisonError::into_inner) = statuses;
+    }
+
+    pub(crate) fn set_remote_metrics(&self, texts: Vec<String>) {
+        *self.remote_metrics.lock().unwrap_or_else(PoisonError::into_inner) = texts;
     }
 
     /// Ends every open stream with `reason`.
@@ -190,13 +224,22 @@ impl EngineHandle {
 
     /// A snapshot of the load.
     pub fn load(&self) -> Load {
-        let total = self.info().map_or(0, |info| u64::from(info.num_blocks.saturating_sub(1)));
         Load {
             running: self.shared.running.load(Ordering::Relaxed),
             waiting: self.shared.waiting.load(Ordering::Relaxed),
             used_blocks: self.shared.used_blocks.load(Ordering::Relaxed),
-            total_blocks: total,
+            total_blocks: self.shared.total_blocks.load(Ordering::Relaxed),
         }
+    }
+
+    /// The engines behind this handle, if they are processes of their own; empty for an engine in this process.
+    pub fn replicas(&self) -> Vec<ReplicaStatus> {
+        self.shared.replicas.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// What they said last of their metrics, as OpenMetrics text, a second old at most.
+    pub fn remote_metrics(&self) -> Vec<String> {
+        self.shared.remote_metrics.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// How speculation was doing a few steps ago; `None` without a drafter.
@@ -330,6 +373,11 @@ impl EngineHandle {
     /// Takes nothing new from now on; what runs goes on.
     pub fn drain(&self) {
         self.shared.set_phase(Health::Draining);
+    }
+
+    /// True once the loop has been told to end.
+    pub fn is_stopping(&self) -> bool {
+        self.shared.stopping.load(Ordering::Acquire)
     }
 
     /// Ends the loop. What still runs is aborted.

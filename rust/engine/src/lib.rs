@@ -5,6 +5,7 @@
 //! * [`handle`]: the front end's side; [`mailbox`]: how outputs travel.
 //! * [`pause`]: holding requests back.
 //! * [`arena`]: a step as flat arrays, for workers on the other side of a language border.
+//! * [`remote`]: engines in processes of their own, behind one front end.
 //! * [`speculation_options`]: what flags and library options say about drafts.
 //! * `options`: what an owner decides; `publish`: what a step's events mean for streams and metrics.
 //! * `speculation`: when drafts are proposed and who is told what came of them.
@@ -24,12 +25,13 @@ pub mod mock;
 mod options;
 pub mod pause;
 mod publish;
+pub mod remote;
 mod speculation;
 pub mod speculation_options;
 pub mod worker;
 
 pub use engine::{Engine, EngineSeat, Turn, seat};
-pub use handle::{ControlAnswer, EngineHandle, Health, Load};
+pub use handle::{ControlAnswer, EngineHandle, Health, Load, ReplicaStatus};
 pub use mailbox::{Mailbox, OutputStream};
 pub use options::EngineOptions;
 pub use pause::PauseMode;

@@ -127,6 +127,15 @@ impl OutputStream {
         self.note(delta)
     }
 
+    /// The next delta if there is one, else a wake-up by `context` once there may be.
+    pub fn poll_next(&mut self, context: &Context<'_>) -> Poll<Option<OutputDelta>> {
+        let polled = self.mailbox.poll_take(context);
+        match polled {
+            Poll::Ready(delta) => Poll::Ready(self.note(delta)),
+            Poll::Pending => Poll::Pending,
+        }
+    }
+
     /// What is pending right now, without waiting.
     pub fn try_next(&mut self) -> Option<OutputDelta> {
         let delta = self.mailbox.lock().pending.take()?;

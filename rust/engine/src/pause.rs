@@ -7,9 +7,10 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
 use frizzen_core::{Request, RequestId};
+use serde::{Deserialize, Serialize};
 
 /// What becomes of the requests that run when a pause begins.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum PauseMode {
     /// They are aborted.
     #[default]

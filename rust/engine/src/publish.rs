@@ -15,9 +15,9 @@ pub(crate) fn extend(delta: &mut OutputDelta, event: &RowEvent, output: &StepOut
     delta.prompt_logprobs.extend(scores.map(|at| output.logprobs_of(at)));
     delta.pooled.extend_from_slice(&output.pooled[event.pooled.clone()]);
     delta.prefill = delta.prefill.or(event.first.map(|first| first.prefill));
+    delta.timing = Some(event.timing);
     if let Some(finish) = &event.finish {
         delta.finish = Some(finish.reason.clone());
-        delta.timing = Some(finish.timing);
     }
 }
 

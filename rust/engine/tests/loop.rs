@@ -221,6 +221,52 @@ fn overlap_hides_the_host_behind_the_step_on_a_virtual_clock() {
     );
 }
 
+/// An engine on a virtual clock whose steps take 10 ms and 1 ms more for each token of a prompt.
+fn virtual_rig(overlap: bool) -> Rig {
+    let clock = ManualClock::new();
+    let law = TimingLaw {
+        per_prefill_token: Duration::from_millis(1).as_nanos() as u64,
+        ..TimingLaw::constant(Duration::from_millis(10))
+    };
+    let worker = MockWorker::new(mock_info()).taking(law).on(clock.clone());
+    let (handle, seat) = seat(Arc::new(clock), 10);
+    let metrics = Metrics::new(&MetricsOptions { model_name: "m".to_owned(), vllm_names: false });
+    let options = EngineOptions { overlap: Some(overlap), ..EngineOptions::default() };
+    let engine = Engine::new(seat, worker, options, metrics.engine(0)).expect("consistent");
+    Rig { engine, handle, metrics }
+}
+
+#[test]
+fn time_lost_to_the_prefill_of_others_is_what_their_prompts_made_a_step_longer() {
+    for overlap in [false, true] {
+        let mut rig = virtual_rig(overlap);
+        let first = rig.handle.submit(request(&[1, 2, 3], 20)).expect("fits");
+        for _ in 0..5 {
+            rig.engine.step().expect("no fault");
+        }
+        let prompt: Vec<TokenId> = (1..=40).collect();
+        let second = rig.handle.submit(request(&prompt, 5)).expect("fits");
+        rig.run_to_idle();
+        let (first, second) =
+            [first, second].map(|stream| all(stream).timing.expect("the request has ended")).into();
+        assert_eq!(first.lost_to_prefill, Duration::from_millis(40), "40 tokens of 1 ms each");
+        assert_eq!(second.lost_to_prefill, Duration::ZERO, "its own prompt is no other's");
+        assert!((rig.metric("frizzen:request_lost_to_prefill_seconds_sum") - 0.04).abs() < 1e-9);
+    }
+}
+
+#[test]
+fn every_delta_has_the_times_so_far() {
+    let mut rig = virtual_rig(false);
+    let mut stream = rig.handle.submit(request(&[1, 2, 3], 20)).expect("fits");
+    let mut ends = Vec::new();
+    while rig.engine.step().expect("no fault") != Turn::Idle {
+        ends.extend(stream.try_next().and_then(|delta| delta.timing).map(|timing| timing.last_token));
+    }
+    assert_eq!(ends.len(), 20);
+    assert!(ends.is_sorted_by(|before, after| before < after));
+}
+
 #[test]
 fn an_idle_loop_gives_the_worker_time_until_it_has_nothing_left_to_do() {
     let (done, chores) = channel();

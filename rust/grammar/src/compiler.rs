@@ -245,7 +245,7 @@ fn compile(inner: &Inner, spec: &GrammarSpec) -> Result<Grammar, GrammarError> {
     if spec.lenient {
         dropped.extend(warnings.iter().map(reason));
     }
-    Grammar::new(matcher, Arc::clone(&inner.end), dropped)
+    Grammar::new(matcher, Arc::clone(&inner.end), dropped, spec.clone())
 }
 
 /// The specification in the grammar library's terms, and what was dropped from it.

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use frizzen_core::{Constraint, Error, Result, TokenId, TokenMatcher};
 
-use crate::spec::GrammarError;
+use crate::spec::{GrammarError, GrammarSpec};
 
 /// A compiled grammar. Immutable; shared by every request that asks for it.
 pub struct Grammar {
@@ -13,6 +13,7 @@ pub struct Grammar {
     start: Mutex<llguidance::Matcher>,
     dropped: Vec<String>,
     end: Arc<[TokenId]>,
+    spec: GrammarSpec,
 }
 
 impl fmt::Debug for Grammar {
@@ -59,6 +60,7 @@ impl Grammar {
         mut start: llguidance::Matcher,
         end: Arc<[TokenId]>,
         dropped: Vec<String>,
+        spec: GrammarSpec,
     ) -> std::result::Result<Self, GrammarError> {
         let mask = start.compute_mask().map_err(|error| match reason(&error) {
             reason if reason == DEAD_END => GrammarError::new("nothing satisfies it"),
@@ -67,7 +69,12 @@ impl Grammar {
         if !mask.iter().any(|token| !end.contains(&token)) {
             return Err(GrammarError::new("only the empty text satisfies it"));
         }
-        Ok(Self { start: Mutex::new(start), dropped, end })
+        Ok(Self { start: Mutex::new(start), dropped, end, spec })
+    }
+
+    /// What it was compiled from.
+    pub const fn spec(&self) -> &GrammarSpec {
+        &self.spec
     }
 
     /// What a lenient compilation left out; empty if every part of the specification is enforced.

@@ -4,12 +4,13 @@
 use std::fmt::Write;
 
 use frizzen_core::TokenId;
+use serde::{Deserialize, Serialize};
 
 use crate::compiler::schema_for_library;
 use crate::spec::{GrammarError, Whitespace};
 
 /// A text, or the set of texts, that may stand in one place.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Part {
     /// This text. Names of special tokens in it stand for the tokens.
     Text(String),

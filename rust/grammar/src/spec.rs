@@ -1,5 +1,6 @@
 //! What a request may ask for, before it is compiled.
 
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use thiserror::Error;
 
@@ -19,7 +20,7 @@ impl GrammarError {
 }
 
 /// The language that the output must be in.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum GrammarKind {
     /// JSON that satisfies this schema, given as text: the order of its properties is the order of the output's.
     Json(String),
@@ -34,7 +35,7 @@ pub enum GrammarKind {
 }
 
 /// Blank space between the tokens of JSON.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Whitespace {
     /// What pretty printers write: one space, or a line break and an indentation of bounded length. Unbounded space
     /// would let a model loop on it until its limit.
@@ -47,7 +48,7 @@ pub enum Whitespace {
 }
 
 /// A grammar as it was asked for; the key under which the compiled one is kept.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct GrammarSpec {
     /// The language.
     pub kind: GrammarKind,

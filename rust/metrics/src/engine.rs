@@ -84,7 +84,24 @@ pub struct EngineMetrics {
     prefill_time: Histogram,
     decode_time: Histogram,
     inference_time: Histogram,
+    lost_to_prefill: Histogram,
+    front_end: FrontEndMetrics,
     speculation: SpeculationFamilies,
+}
+
+/// The instruments of what happens to outputs after the engine. Cheap to clone; clones share the values.
+#[derive(Clone, Debug)]
+pub struct FrontEndMetrics {
+    detokenize: Histogram,
+    backpressure: Histogram,
+}
+
+impl FrontEndMetrics {
+    /// A request that got tokens is over.
+    pub fn request(&self, detokenize: Duration, backpressure: Duration) {
+        self.detokenize.observe(detokenize.as_secs_f64());
+        self.backpressure.observe(backpressure.as_secs_f64());
+    }
 }
 
 impl EngineMetrics {
@@ -133,6 +150,11 @@ impl EngineMetrics {
             prefill_time: histogram(&families.prefill_time),
             decode_time: histogram(&families.decode_time),
             inference_time: histogram(&families.inference_time),
+            lost_to_prefill: histogram(&families.lost_to_prefill),
+            front_end: FrontEndMetrics {
+                detokenize: histogram(&families.detokenize),
+                backpressure: histogram(&families.backpressure),
+            },
             speculation: SpeculationFamilies::new(families, labels),
         }
     }
@@ -197,6 +219,11 @@ impl EngineMetrics {
         self.inter_token_latency.observe(seconds);
     }
 
+    /// What the front end measures of each request.
+    pub fn front_end(&self) -> FrontEndMetrics {
+        self.front_end.clone()
+    }
+
     /// The number of samples that a request asked for.
     pub fn params_n(&self, n: u32) {
         self.request_params_n.observe(f64::from(n));
@@ -234,6 +261,7 @@ impl EngineMetrics {
         self.prefill_time.observe(between(timing.scheduled, timing.first_token));
         self.decode_time.observe(decode);
         self.inference_time.observe(between(timing.scheduled, timing.last_token));
+        self.lost_to_prefill.observe(timing.lost_to_prefill.as_secs_f64());
         // A single token has no time after the first; `decode` is 0 then.
         self.time_per_output_token.observe(decode / f64::from(generated.saturating_sub(1).max(1)));
     }

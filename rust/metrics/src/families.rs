@@ -44,6 +44,8 @@ const REQUEST_TOKENS: Buckets = Buckets(&[
 const PARAMS_N: Buckets = Buckets(&[1.0, 2.0, 5.0, 10.0, 20.0]);
 const PREEMPTIONS: Buckets = Buckets(&[1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0]);
 const OPERATION: Buckets = Buckets(&[0.01, 0.1, 1.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0]);
+/// Parts of a request's time that are small unless something is wrong.
+const OVERHEAD: Buckets = Buckets(&[1e-4, 5e-4, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0]);
 const HTTP: Buckets = Buckets(&[0.1, 0.5, 1.0]);
 const HTTP_HIGH_RESOLUTION: Buckets = Buckets(&[
     0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0, 7.5, 10.0,
@@ -188,6 +190,12 @@ families! {
         Shared "request_decode_time_seconds" "From the first token to the last";
     inference_time: Histograms = histograms(REQUEST_LATENCY),
         Shared "request_inference_time_seconds" "From the first scheduling to the last token";
+    lost_to_prefill: Histograms = histograms(OVERHEAD),
+        Own "request_lost_to_prefill_seconds" "Decode time of a request lost to the prefill of others";
+    detokenize: Histograms = histograms(OVERHEAD),
+        Own "request_detokenize_seconds" "Time to turn a request's tokens into text, stop strings included";
+    backpressure: Histograms = histograms(OVERHEAD),
+        Own "request_backpressure_seconds" "Time that a stream waited for its client to take what was sent";
     cache_config_info: Gauges = Gauges::default(),
         Shared "cache_config_info" "The shape of the KV cache, as labels";
     kernel_info: Gauges = Gauges::default(),

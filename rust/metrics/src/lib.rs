@@ -7,7 +7,7 @@
 //! * `worker`: what only the worker can count, read now and then.
 //! * [`http`]: one count and two histograms per route, with labels that a client cannot grow.
 //! * [`families`]: the names, the help texts and the buckets. `vllm:` names are the same instruments registered twice.
-//! * [`text`]: the two text formats.
+//! * [`text`]: the two text formats; `merge`: several processes in one.
 //!
 //! Invariants: a counter never falls; the number of series does not depend on what clients send; label values are
 //! escaped where they enter.
@@ -16,12 +16,13 @@ pub mod engine;
 mod families;
 pub mod http;
 mod label;
+mod merge;
 mod sleeping;
 mod speculation;
 pub mod text;
 mod worker;
 
-pub use engine::{CacheConfig, EngineMetrics, FinishedRequest};
+pub use engine::{CacheConfig, EngineMetrics, FinishedRequest, FrontEndMetrics};
 pub use http::HttpMetrics;
 pub use sleeping::{SleepMetrics, SleepOperation, SleepTimer};
 pub use speculation::SpeculationMetrics;
@@ -104,7 +105,13 @@ impl Metrics {
 
     /// The whole exposition.
     pub fn encode(&self, format: TextFormat) -> String {
-        text::encode(&self.registry, format)
+        text::convert(text::encode(&self.registry), format)
+    }
+
+    /// The same with what other processes said of theirs, as OpenMetrics text.
+    pub fn encode_with(&self, format: TextFormat, others: &[String]) -> String {
+        let own = text::encode(&self.registry);
+        text::convert(if others.is_empty() { own } else { merge::merge(&own, others) }, format)
     }
 
     fn engine_labels(&self, index: u32) -> label::Labels {

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use prometheus_client::registry::Registry;
 
-const INFALLIBLE: &str = "writing to a String does not fail";
+pub(crate) const INFALLIBLE: &str = "writing to a String does not fail";
 
 /// How `/metrics` is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -35,9 +35,15 @@ impl TextFormat {
     }
 }
 
-pub(crate) fn encode(registry: &Registry, format: TextFormat) -> String {
+/// The registry as OpenMetrics text.
+pub(crate) fn encode(registry: &Registry) -> String {
     let mut open = String::new();
     prometheus_client::encoding::text::encode(&mut open, registry).expect(INFALLIBLE);
+    open
+}
+
+/// OpenMetrics text in `format`.
+pub(crate) fn convert(open: String, format: TextFormat) -> String {
     match format {
         TextFormat::OpenMetrics => open,
         TextFormat::Prometheus => to_prometheus(&open),

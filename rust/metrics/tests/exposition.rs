@@ -114,8 +114,14 @@ fn a_handle_resolved_twice_is_the_same_series() {
 fn latencies_are_differences_of_the_first_scheduling() {
     let metrics = metrics();
     let at = Duration::from_secs;
-    let timing =
-        Timing { queued: at(1), scheduled: at(3), first_token: at(4), last_token: at(13), preemptions: 2 };
+    let timing = Timing {
+        queued: at(1),
+        scheduled: at(3),
+        first_token: at(4),
+        last_token: at(13),
+        preemptions: 2,
+        lost_to_prefill: at(5),
+    };
     let request = FinishedRequest {
         prompt_tokens: 100,
         generation_tokens: 10,
@@ -135,6 +141,7 @@ fn latencies_are_differences_of_the_first_scheduling() {
     ] {
         assert_eq!(value(&text, &format!("frizzen:{name}_seconds_sum"), &[]), seconds, "{name}");
     }
+    assert_eq!(value(&text, "frizzen:request_lost_to_prefill_seconds_sum", &[]), 5.0);
     assert_eq!(value(&text, "frizzen:request_prefill_kv_computed_tokens_sum", &[]), 52.0);
     assert_eq!(value(&text, "frizzen:request_num_preemptions_sum", &[]), 2.0);
     assert_eq!(value(&text, "frizzen:request_params_max_tokens_sum", &[]), 10.0);
@@ -227,8 +234,17 @@ fn golden_text() {
     engine.step(61);
     engine.queues(2, 1, 0.25);
     metrics.http().answered("POST", "/v1/completions", 200, 0.2);
-    let golden = include_str!("golden/prometheus.txt");
-    assert_eq!(canonical(&text(&metrics)), golden);
+    let text = canonical(&text(&metrics));
+    if std::env::var_os("FRIZZEN_WRITE_DOCS").is_some() {
+        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/prometheus.txt");
+        std::fs::write(file, &text).unwrap();
+        return;
+    }
+    // Compared by line: the whole of it is too long for a message.
+    for (line, golden) in text.lines().zip(include_str!("golden/prometheus.txt").lines()) {
+        assert_eq!(line, golden);
+    }
+    assert_eq!(text.lines().count(), include_str!("golden/prometheus.txt").lines().count());
 }
 
 #[test]

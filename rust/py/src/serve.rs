@@ -1,16 +1,19 @@
 //! `frizzen serve`: the HTTP server on tokio's threads, the engine and its torch worker on a thread of their own.
 
 use std::io::Write as _;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::thread;
+use std::sync::{Arc, OnceLock};
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use clap::Parser;
 use frizzen_core::{Error, PoolingTask, SystemClock};
-use frizzen_engine::{Engine, EngineHandle, EngineSeat, Worker, WorkerInfo, seat};
+use frizzen_engine::remote::replica::ReplicaOptions;
+use frizzen_engine::{Engine, EngineHandle, EngineOptions, EngineSeat, Health, Worker, WorkerInfo, seat};
 use frizzen_metrics::Metrics;
 use frizzen_server::defaults::SamplingDefaults;
+use frizzen_server::replicas::{Program, Replicas, read_constraint, refresh_metrics, serve_headless};
 use frizzen_server::serve::bind;
 use frizzen_server::{
     AppState, Outcome, ServerConfig, SharedState, ShutdownRequests, TextModel, logging, runtime,
@@ -32,6 +35,8 @@ struct Cli {
     config: ServerConfig,
 }
 
+/// How often the engines are looked at while they load.
+const LOOK: Duration = Duration::from_millis(50);
 /// How long the process may take to end when the engine's thread cannot be joined.
 const LAST_RESORT: Duration = Duration::from_secs(3);
 
@@ -39,7 +44,8 @@ const LAST_RESORT: Duration = Duration::from_secs(3);
 #[pyfunction]
 pub(crate) fn serve(py: Python<'_>, argv: Vec<String>) -> PyResult<u8> {
     crate::plugins::prepare(py, &argv)?;
-    let config = match Cli::try_parse_from(std::iter::once("frizzen serve".to_owned()).chain(argv)) {
+    let line = std::iter::once("frizzen serve".to_owned()).chain(argv.iter().cloned());
+    let config = match Cli::try_parse_from(line) {
         Ok(cli) => cli.config,
         Err(error) => {
             // Help and version go to standard output and are no failure. A closed pipe is nobody's problem.
@@ -52,10 +58,28 @@ pub(crate) fn serve(py: Python<'_>, argv: Vec<String>) -> PyResult<u8> {
         tracing::error!("{refusal}");
         return Ok(2);
     }
-    detached(py, || run(&config)).map_err(|error| PyRuntimeError::new_err(error.to_string()))
+    let ran = if config.replicas.headless {
+        run_headless(py, &config)
+    } else if config.replicas.is_front_end() {
+        let program = program(py, argv)?;
+        detached(py, || {
+            run(&config, |seat, handle, state, address| {
+                front_end(&config, seat, handle, state, address, program)
+            })
+        })
+    } else {
+        detached(py, || {
+            run(&config, |seat, handle, state, address| in_process(&config, seat, handle, state, address))
+        })
+    };
+    ran.map_err(|error| PyRuntimeError::new_err(error.to_string()))
 }
 
-fn run(config: &ServerConfig) -> std::io::Result<u8> {
+/// Serves HTTP over what `start` puts into the engine's seat: a thread that ends after the handle was told to.
+fn run(
+    config: &ServerConfig,
+    start: impl FnOnce(EngineSeat, EngineHandle, SharedState, SocketAddr) -> std::io::Result<JoinHandle<()>>,
+) -> std::io::Result<u8> {
     let runtime = runtime()?;
     let listener = match runtime.block_on(bind(&config.http)) {
         Ok(listener) => listener,
@@ -70,14 +94,7 @@ fn run(config: &ServerConfig) -> std::io::Result<u8> {
     let (handle, seat) = seat(Arc::new(SystemClock::new()), config.scheduling.max_queue);
     let metrics = Arc::new(Metrics::new(&config.metrics_options()));
     let state = AppState::new(config, handle.clone(), metrics);
-    let engine = {
-        let (config, state) = (config.clone(), Arc::clone(&state));
-        thread::Builder::new().name("engine".to_owned()).spawn(move || {
-            if let Err(error) = run_engine(&config, seat, &handle, &state, local) {
-                handle.fail(error);
-            }
-        })?
-    };
+    let engine = start(seat, handle, Arc::clone(&state), local)?;
     let outcome = runtime.block_on(frizzen_server::serve::serve(listener, state, requests))?;
     if let Outcome::Stuck(_) = outcome {
         leave();
@@ -87,6 +104,126 @@ fn run(config: &ServerConfig) -> std::io::Result<u8> {
         return Ok(1);
     }
     Ok(outcome.exit_code())
+}
+
+/// The engine on a thread of this process.
+fn in_process(
+    config: &ServerConfig,
+    seat: EngineSeat,
+    handle: EngineHandle,
+    state: SharedState,
+    address: SocketAddr,
+) -> std::io::Result<JoinHandle<()>> {
+    let config = config.clone();
+    thread::Builder::new().name("engine".to_owned()).spawn(move || {
+        let ran = attached(|py| {
+            let text = begin(py, &config, &handle)?;
+            let built = build(py, &config)?;
+            state.set_text(joined(text)?);
+            detached(py, || {
+                let mut engine = built.seated(seat, &state.metrics, 0)?;
+                announce(&state, address);
+                engine.run()
+            })
+        });
+        if let Err(error) = ran {
+            handle.fail(error);
+        }
+    })
+}
+
+/// How a headless engine of this very server is started.
+fn program(py: Python<'_>, argv: Vec<String>) -> PyResult<Program> {
+    let program: PathBuf = py.import("sys")?.getattr("executable")?.extract()?;
+    let arguments = ["-m", "frizzen", "serve"].map(str::to_owned).into_iter().chain(argv);
+    Ok(Program { program, arguments: arguments.map(Into::into).collect() })
+}
+
+/// The engines in processes of their own: this one reads the tokenizer, and never imports torch.
+fn front_end(
+    config: &ServerConfig,
+    seat: EngineSeat,
+    handle: EngineHandle,
+    state: SharedState,
+    address: SocketAddr,
+    program: Program,
+) -> std::io::Result<JoinHandle<()>> {
+    let size = config.replicas.data_parallel_size as usize;
+    let threads = config
+        .engine
+        .num_threads
+        .is_none()
+        .then(|| thread::available_parallelism().map_or(1, |cpus| (cpus.get() / size).max(1)));
+    let engines = Replicas::start(&config.replicas, seat, program, threads)?;
+    let config = config.clone();
+    thread::Builder::new().name("engines".to_owned()).spawn(move || {
+        let text = attached(|py| begin(py, &config, &handle)).and_then(joined);
+        match text {
+            Ok(text) => {
+                state.set_text(text);
+                announce_when_ready(&state, address);
+            }
+            Err(error) => handle.fail(error),
+        }
+        // Waits until the handle is told to end, and for the processes.
+        drop(engines);
+    })
+}
+
+/// Waits until the engines are ready, or never will be.
+fn announce_when_ready(state: &SharedState, address: SocketAddr) {
+    while matches!(state.engine.health(), Health::Loading(_)) && !state.engine.is_stopping() {
+        thread::sleep(LOOK);
+    }
+    if state.engine.health() == Health::Ready {
+        announce(state, address);
+    }
+}
+
+/// An engine without HTTP, on a thread of its own, and its front end's requests on this one.
+fn run_headless(py: Python<'_>, config: &ServerConfig) -> std::io::Result<u8> {
+    let clock = Arc::new(SystemClock::new());
+    let metrics = Arc::new(Metrics::new(&config.metrics_options()));
+    let (handle, seat) = seat(clock.clone(), usize::MAX);
+    let tokenizer: Arc<OnceLock<PathBuf>> = Arc::default();
+    let options = {
+        let (tokenizer, template) = (Arc::clone(&tokenizer), config.http.chat_template.clone());
+        let load = move || {
+            let path = tokenizer.get().map_or(Path::new(""), PathBuf::as_path);
+            load_text(path, template.as_deref())
+        };
+        ReplicaOptions {
+            clock,
+            metrics: Arc::clone(&metrics),
+            refresh_metrics: refresh_metrics(&metrics, config.replicas.rank()),
+            read_constraint: read_constraint(&config.http, handle.clone(), load),
+            step_timeout: config.http.step_timeout,
+        }
+    };
+    let engine = {
+        let (config, handle, rank) = (config.clone(), handle.clone(), config.replicas.rank());
+        thread::Builder::new().name("engine".to_owned()).spawn(move || {
+            let ran = attached(|py| {
+                handle.set_loading("importing torch and loading the weights");
+                let path = tokenizer_path(py, &config)?;
+                // Set once: this thread runs once.
+                let _ = tokenizer.set(path);
+                let built = build(py, &config)?;
+                detached(py, || built.seated(seat, &metrics, rank)?.run())
+            });
+            if let Err(error) = ran {
+                handle.fail(error);
+            }
+        })?
+    };
+    detached(py, || {
+        let Some(code) = serve_headless(config, &handle, options)? else { leave() };
+        if engine.join().is_err() {
+            tracing::error!("the engine's thread panicked");
+            return Ok(1);
+        }
+        Ok(code)
+    })
 }
 
 /// Ends the process although a thread is stuck, possibly inside the interpreter.
@@ -104,46 +241,64 @@ fn leave() -> ! {
     std::process::exit(1)
 }
 
-/// Builds the worker and runs the loop, on this thread, attached to Python once for the whole time.
-fn run_engine(
+/// Finds the model, and begins to read its text side while torch is imported and the weights are read.
+fn begin(
+    py: Python<'_>,
     config: &ServerConfig,
-    seat: EngineSeat,
     handle: &EngineHandle,
-    state: &SharedState,
-    address: std::net::SocketAddr,
-) -> Result<(), Error> {
-    attached(|py| {
-        let fail = |error: PyErr| start_error(py, &error);
-        handle.set_loading("finding the model");
-        let name = config.engine.tokenizer.as_deref().unwrap_or(config.engine.model());
-        let path = PathBuf::from(resolve(py, name).map_err(fail)?);
-        // Parsed while torch is imported and the weights are read.
-        let template = config.http.chat_template.clone();
-        let text = thread::spawn(move || load_text(&path, template.as_deref()));
-        handle.set_loading("importing torch and loading the weights");
-        let speculation = config.speculation.resolve().map_err(|message| Error::Engine { message })?;
-        let worker = PyWorker::build(py, &config.engine_json(speculation.as_ref())).map_err(fail)?;
-        let text = text
-            .join()
-            .map_err(|_| Error::Engine { message: "loading the tokenizer panicked".to_owned() })?;
-        let mut text = text?;
-        // Beside the weights, wherever the tokenizer is.
-        let source = PathBuf::from(resolve(py, config.engine.model()).map_err(fail)?);
-        text.defaults = SamplingDefaults::load(&config.http.generation_config, &source)
+) -> Result<JoinHandle<Result<TextModel, Error>>, Error> {
+    handle.set_loading("finding the model");
+    let path = tokenizer_path(py, config)?;
+    // Defaults lie beside the weights, wherever the tokenizer is.
+    let model = resolve(py, config.engine.model()).map_err(|error| start_error(py, &error))?;
+    let http = config.http.clone();
+    handle.set_loading("importing torch and loading the weights");
+    Ok(thread::spawn(move || {
+        let mut text = load_text(&path, http.chat_template.as_deref())?;
+        text.defaults = SamplingDefaults::load(&http.generation_config, Path::new(&model))
             .map_err(|message| Error::Engine { message })?;
-        state.set_text(text);
-        publish_plan(&state.metrics, worker.info());
-        let options = config.engine_options(speculation.as_ref());
-        detached(py, || {
-            let mut engine = Engine::new(seat, worker, options, state.engine_metrics.clone())?;
-            if let Some(directory) = speculation.and_then(|resolved| resolved.cache) {
-                engine.remember_costs(&directory);
-            }
-            state.metrics.cache_config(0, &engine.cache_config());
-            announce(state, address);
-            engine.run()
-        })
-    })
+        Ok(text)
+    }))
+}
+
+fn joined(text: JoinHandle<Result<TextModel, Error>>) -> Result<TextModel, Error> {
+    let panicked = |_| Error::Engine { message: "loading the tokenizer panicked".to_owned() };
+    text.join().map_err(panicked)?
+}
+
+fn tokenizer_path(py: Python<'_>, config: &ServerConfig) -> Result<PathBuf, Error> {
+    let name = config.engine.tokenizer.as_deref().unwrap_or(config.engine.model());
+    resolve(py, name).map(PathBuf::from).map_err(|error| start_error(py, &error))
+}
+
+/// Builds the worker on this thread, which stays attached to Python for as long as it calls it.
+fn build(py: Python<'_>, config: &ServerConfig) -> Result<Built, Error> {
+    let speculation = config.speculation.resolve().map_err(|message| Error::Engine { message })?;
+    let built = PyWorker::build(py, &config.engine_json(speculation.as_ref()));
+    let worker = built.map_err(|error| start_error(py, &error))?;
+    let options = config.engine_options(speculation.as_ref());
+    Ok(Built { worker, options, costs: speculation.and_then(|resolved| resolved.cache) })
+}
+
+/// A worker, and what the loop around it is to do.
+struct Built {
+    worker: PyWorker,
+    options: EngineOptions,
+    /// Where measured step times are kept.
+    costs: Option<PathBuf>,
+}
+
+impl Built {
+    /// The loop of engine `rank`, with its metrics.
+    fn seated(self, seat: EngineSeat, metrics: &Metrics, rank: u32) -> Result<Engine<PyWorker>, Error> {
+        publish_plan(metrics, self.worker.info());
+        let mut engine = Engine::new(seat, self.worker, self.options, metrics.engine(rank))?;
+        if let Some(directory) = &self.costs {
+            engine.remember_costs(directory);
+        }
+        metrics.cache_config(rank, &engine.cache_config());
+        Ok(engine)
+    }
 }
 
 /// What the log says and what clients are told of a model that cannot be served.
@@ -183,7 +338,7 @@ fn publish_plan(metrics: &Metrics, info: &WorkerInfo) {
 }
 
 /// One line that can be pasted.
-fn announce(state: &SharedState, address: std::net::SocketAddr) {
+fn announce(state: &SharedState, address: SocketAddr) {
     let (url, model) = (format!("http://{address}"), &state.names[0]);
     let pooling = state.engine.info().and_then(|info| info.pooling.as_ref()).map(|pooling| pooling.task);
     let (path, body) = match pooling {

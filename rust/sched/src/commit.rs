@@ -31,6 +31,8 @@ pub struct RowEvent {
     pub first: Option<FirstToken>,
     /// Time since the request's previous token; `None` for the first one.
     pub gap: Option<Duration>,
+    /// When things happened to it so far.
+    pub timing: Timing,
     /// The end, if this is it.
     pub finish: Option<Finish>,
     /// It ended because its logits were not finite.
@@ -68,6 +70,10 @@ struct RowResults {
     tokens: Range<usize>,
     pooled: Range<usize>,
     scores: Range<usize>,
+    /// Tokens that need no sampling may follow.
+    appends: bool,
+    /// What the step took longer because of rows in prefill.
+    lost: Duration,
 }
 
 impl StepOutput {
@@ -90,19 +96,25 @@ impl State {
         (self.tokens.len() as u32 >= self.max_total).then_some(FinishReason::Length)
     }
 
-    fn finish(&self, reason: FinishReason) -> Finish {
+    /// Of what has not happened yet the time is that of what has.
+    fn timing(&self) -> Timing {
         let timing = &self.timing;
         let scheduled = timing.scheduled.unwrap_or(timing.queued);
         let first_token = timing.first_token.unwrap_or(scheduled);
+        Timing {
+            queued: timing.queued,
+            scheduled,
+            first_token,
+            last_token: timing.last_token.unwrap_or(first_token),
+            preemptions: timing.preemptions,
+            lost_to_prefill: timing.lost_to_prefill,
+        }
+    }
+
+    fn finish(&self, reason: FinishReason) -> Finish {
         Finish {
             reason,
-            timing: Timing {
-                queued: timing.queued,
-                scheduled,
-                first_token,
-                last_token: timing.last_token.unwrap_or(first_token),
-                preemptions: timing.preemptions,
-            },
+            timing: self.timing(),
             prompt_tokens: self.prompt_len(),
             generation_tokens: self.num_outputs(),
             max_tokens: self.request.params.max_tokens,
@@ -125,6 +137,7 @@ impl Scheduler {
         events.clear();
         // A drafter of the worker proposes after the token that was sampled, and knows no others.
         let appends = plan.propose == 0 && self.lookahead == 0;
+        let lost = self.pace.step(plan, now);
         let mut next_token = 0;
         let mut next_prompt = 0;
         let mut next_vector = 0;
@@ -143,8 +156,8 @@ impl Scheduler {
             if self.state(slot).epoch != row.epoch {
                 continue;
             }
-            let results = RowResults { tokens, pooled, scores };
-            self.commit_row(slot, row, output, results, now, appends, events);
+            let results = RowResults { tokens, pooled, scores, appends, lost };
+            self.commit_row(slot, row, output, results, now, events);
         }
     }
 
@@ -160,10 +173,9 @@ impl Scheduler {
         output: &StepOutput,
         results: RowResults,
         now: Duration,
-        appends: bool,
         events: &mut Vec<RowEvent>,
     ) {
-        let RowResults { tokens, pooled, scores: prompt_scores } = results;
+        let RowResults { tokens, pooled, scores: prompt_scores, appends, lost } = results;
         let state = self.state_mut(slot);
         state.prompt_scored += prompt_scores.len() as u32;
         if row.samples {
@@ -189,6 +201,9 @@ impl Scheduler {
         let mut gap = None;
         if kept > 0 || has_vector {
             gap = state.timing.last_token.map(|last| now.saturating_sub(last));
+            if gap.is_some() && !row.prefills {
+                state.timing.lost_to_prefill += lost;
+            }
             if state.timing.first_token.is_none() {
                 state.timing.first_token = Some(now);
                 let cached_tokens = state.cached.unwrap_or(0);
@@ -210,6 +225,7 @@ impl Scheduler {
             prompt_scores,
             first,
             gap,
+            timing: state.timing(),
             finish: reason.take().map(|reason| state.finish(reason)),
             corrupted: failure.is_some(),
         });

@@ -1,6 +1,8 @@
 //! One request's constraint on its way: masks for the positions of a step, and the tokens that came back.
 
-use frizzen_core::{Constraint, Error, FinishReason, StopReason, TokenId, TokenMatcher};
+use frizzen_core::{
+    BannedSequences, Constraint, Error, FinishReason, FreeText, Request, StopReason, TokenId, TokenMatcher,
+};
 
 use crate::plan::LAST_SAMPLED;
 use crate::window::{Allowed, ConstraintScope};
@@ -10,8 +12,13 @@ use crate::window::{Allowed, ConstraintScope};
 pub(crate) struct Constrained {
     matcher: Box<dyn TokenMatcher>,
     scope: ConstraintScope,
-    /// Why the step in flight cannot count: no mask could be made for it.
-    failure: Option<Error>,
+    /// What the output may not hold, reasoning included; only a marker that is forced is not held to it.
+    banned: BannedSequences,
+    /// How much of that the output ends in.
+    tail: u32,
+    /// The first row of the step in flight for which no mask could be made, and why: what it chose cannot count. Drafts
+    /// may lead there where the tokens that come do not.
+    failure: Option<(usize, Error)>,
     /// What follows the window of the step in flight, where one token only is allowed, again and again.
     foreseen: Vec<TokenId>,
     /// Tokens of that window.
@@ -24,33 +31,43 @@ pub(crate) struct Constrained {
 const MAX_FORESEEN: usize = 32;
 
 impl Constrained {
-    pub fn new(constraint: &dyn Constraint) -> Self {
+    /// What holds the output of a request; `None` if nothing does.
+    pub fn of(request: &Request) -> Option<Self> {
+        let banned = BannedSequences::new(request.params.banned_sequences.iter().map(Vec::as_slice));
+        match request.constraint.as_deref() {
+            Some(constraint) => Some(Self::new(constraint, banned)),
+            None if banned.is_empty() => None,
+            None => Some(Self::with(Box::new(FreeText), ConstraintScope::default(), banned)),
+        }
+    }
+
+    fn new(constraint: &dyn Constraint, banned: BannedSequences) -> Self {
         let mut matcher = constraint.matcher();
         let scope = constraint.reasoning().map_or_else(ConstraintScope::default, |reasoning| {
             let bound = !matcher.is_free();
             ConstraintScope::of(reasoning, bound.then_some(|token| matcher.validate(&[token]) == 1))
         });
-        Self::with(matcher, scope)
+        Self::with(matcher, scope, banned)
     }
 
-    fn with(matcher: Box<dyn TokenMatcher>, scope: ConstraintScope) -> Self {
+    fn with(matcher: Box<dyn TokenMatcher>, scope: ConstraintScope, banned: BannedSequences) -> Self {
         let (foreseen, scratch) = (Vec::new(), Vec::new());
-        Self { matcher, scope, failure: None, foreseen, window: 0, scratch }
+        Self { matcher, scope, banned, tail: 0, failure: None, foreseen, window: 0, scratch }
     }
 
     #[cfg(test)]
     fn with_scope(constraint: &dyn Constraint, scope: ConstraintScope) -> Self {
-        Self::with(constraint.matcher(), scope)
+        Self::with(constraint.matcher(), scope, BannedSequences::default())
     }
 
     /// True if nothing is constrained any more: reasoning was all that there was to watch, and it has ended.
     pub fn is_over(&self) -> bool {
-        self.matcher.is_free() && self.scope.is_bound_for_good()
+        self.banned.is_empty() && self.matcher.is_free() && self.scope.is_bound_for_good()
     }
 
     /// How many of `drafts`, from the front, the constraint may let through. `stops` end the request: no draft after one.
     pub fn validate(&mut self, drafts: &[TokenId], stops: &[TokenId]) -> usize {
-        let mut walk = Walk::new(&self.scope);
+        let mut walk = self.walk();
         let mut kept = 0;
         for token in drafts {
             let stop = stops.contains(token);
@@ -78,14 +95,14 @@ impl Constrained {
         let padding = window.iter().position(|token| *token == LAST_SAMPLED);
         let known = &window[..padding.unwrap_or(window.len())];
         masks.fill(u32::MAX);
-        let mut walk = Walk::new(&self.scope);
+        let mut walk = self.walk();
         self.foreseen.clear();
         for row in 0..=known.len() {
             let (at, end) = (row * words, (row + 1) * words);
-            if let Err(error) = self.fill_row(&walk.scope, stops, &mut masks[at..end]) {
+            if let Err(error) = self.fill_row(&walk, stops, &mut masks[at..end]) {
                 // The worker needs some token to choose; what it chooses does not count.
                 masks[at..end].fill(u32::MAX);
-                self.failure = Some(error);
+                self.failure = Some((row, error));
                 break;
             }
             let Some(token) = known.get(row).map(|token| *token as TokenId) else {
@@ -119,7 +136,7 @@ impl Constrained {
             self.foreseen.push(token);
             mask.clear();
             mask.resize(words, u32::MAX);
-            let filled = !self.matcher.is_complete() && self.fill_row(&walk.scope, stops, &mut mask).is_ok();
+            let filled = !self.matcher.is_complete() && self.fill_row(walk, stops, &mut mask).is_ok();
             only = only_token(&mask).filter(|_| filled);
         }
         self.scratch = mask;
@@ -136,10 +153,12 @@ impl Constrained {
     /// Moves past a token of a window. An error leaves everything as it was.
     fn step_over(&mut self, token: TokenId, stop: bool, walk: &mut Walk) -> Result<(), Error> {
         if stop {
-            return Ok(());
+            return if self.banned.forbids(walk.tail, token) { Err(completes(token)) } else { Ok(()) };
         }
         match walk.scope.allowed() {
             Allowed::Only(only) if only != token => return Err(forbidden(token)),
+            Allowed::Only(_) => {}
+            _ if self.banned.forbids(walk.tail, token) => return Err(completes(token)),
             Allowed::AllBut(some) if some.contains(&token) => return Err(forbidden(token)),
             Allowed::Bound(opening) if opening != Some(token) => {
                 self.matcher.accept(token)?;
@@ -148,26 +167,26 @@ impl Constrained {
             _ => {}
         }
         walk.scope.advance(token);
+        walk.tail = self.banned.step(walk.tail, token);
         Ok(())
+    }
+
+    fn walk(&self) -> Walk {
+        Walk { scope: self.scope.clone(), tail: self.tail, advanced: 0 }
     }
 
     fn take_back(&mut self, walk: &Walk) {
         if let Err(error) = self.matcher.rollback(walk.advanced)
             && self.failure.is_none()
         {
-            self.failure = Some(error);
+            self.failure = Some((0, error));
         }
     }
 
-    /// Writes the mask of the state that `scope` and the matcher are in.
-    fn fill_row(
-        &mut self,
-        scope: &ConstraintScope,
-        stops: &[TokenId],
-        mask: &mut [u32],
-    ) -> Result<(), Error> {
+    /// Writes the mask of the state that the walk and the matcher are in.
+    fn fill_row(&mut self, walk: &Walk, stops: &[TokenId], mask: &mut [u32]) -> Result<(), Error> {
         let can_end = self.matcher.can_end();
-        match scope.allowed() {
+        match walk.scope.allowed() {
             Allowed::Only(token) => {
                 mask.fill(0);
                 set(mask, token, true);
@@ -187,6 +206,7 @@ impl Constrained {
                 }
             }
         }
+        set_all(mask, self.banned.forbidden(walk.tail), false);
         if mask.iter().any(|word| *word != 0) {
             return Ok(());
         }
@@ -195,17 +215,19 @@ impl Constrained {
             mask.fill(u32::MAX);
             return Ok(());
         }
-        let message = "no token can follow that both the grammar and the request's stop tokens allow";
+        let message =
+            "no token can follow that the grammar, the request's stop tokens and its bad_words all allow";
         Err(Error::Request { message: message.to_owned() })
     }
 
     /// Takes over tokens that were sampled, the last of which may be a stop. Returns how many of them count, and the end
     /// of the request if this is it.
     pub fn accept(&mut self, tokens: &[TokenId], ends_in_stop: bool) -> (usize, Option<FinishReason>) {
-        if let Some(error) = self.failure.take() {
-            return (0, Some(FinishReason::Error(error)));
-        }
+        let mut failure = self.failure.take();
         for (at, token) in tokens.iter().enumerate() {
+            if let Some((_, error)) = failure.take_if(|(row, _)| *row == at) {
+                return (at, Some(FinishReason::Error(error)));
+            }
             if ends_in_stop && at + 1 == tokens.len() {
                 if self.matcher.can_end() {
                     break;
@@ -213,9 +235,9 @@ impl Constrained {
                 let message = format!("the grammar forbids the end of the output at token {token}");
                 return (at, Some(FinishReason::Error(Error::Request { message })));
             }
-            let mut walk = Walk { scope: std::mem::take(&mut self.scope), advanced: 0 };
+            let mut walk = Walk { scope: std::mem::take(&mut self.scope), tail: self.tail, advanced: 0 };
             let taken = self.step_over(*token, false, &mut walk);
-            self.scope = walk.scope;
+            (self.scope, self.tail) = (walk.scope, walk.tail);
             if let Err(error) = taken {
                 return (at, Some(FinishReason::Error(error)));
             }
@@ -224,6 +246,12 @@ impl Constrained {
             }
         }
         (tokens.len(), None)
+    }
+}
+
+fn completes(token: TokenId) -> Error {
+    Error::Request {
+        message: format!("token {token} cannot follow here: it would complete one of bad_words"),
     }
 }
 
@@ -254,14 +282,10 @@ fn set(mask: &mut [u32], token: TokenId, allowed: bool) {
 /// A walk over the tokens of a window.
 struct Walk {
     scope: ConstraintScope,
+    /// How much of the banned sequences the tokens so far end in.
+    tail: u32,
     /// Tokens that the matcher took, to be taken back.
     advanced: usize,
-}
-
-impl Walk {
-    fn new(scope: &ConstraintScope) -> Self {
-        Self { scope: scope.clone(), advanced: 0 }
-    }
 }
 
 #[cfg(test)]

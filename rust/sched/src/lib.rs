@@ -4,6 +4,7 @@
 //! * [`scheduler`]: requests and their queues; [`Scheduler::plan`] moves each request's computed tokens
 //!   towards its known ones under a token budget; [`commit`] takes results over.
 //! * [`pool`]: KV blocks and the prefix cache.
+//! * `pace`: what decoding takes without prefill beside it.
 //! * [`draft`]: what may come next, by what followed the same tokens before.
 //! * [`window`]: where a constraint begins to bind; one request's masks are made from it.
 //! * [`draw`]: random draws as a function of (seed, position).
@@ -15,6 +16,7 @@ pub mod config;
 mod constrained;
 pub mod draft;
 pub mod draw;
+mod pace;
 pub mod plan;
 mod planner;
 pub mod pool;

@@ -4,6 +4,7 @@
 //! `T` is the number of tokens of the step, `B` the number of its rows, `S` the number of sampled positions.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use frizzen_core::{BlockId, Request, RequestId, RowId, StepId, TokenId};
 
@@ -30,6 +31,9 @@ pub struct PlannedRow {
     pub samples: bool,
     /// The token after the row's last one, if it is known already (`samples` is false), else -1.
     pub next_token: i32,
+    /// True until the request first samples after it got its row: what it computes is its prompt, or what it lost by a
+    /// preemption.
+    pub prefills: bool,
 }
 
 /// A request that takes a row in this step, for the first time or after a preemption.
@@ -121,12 +125,19 @@ pub struct StepPlan {
     pub blocks: Vec<BlockDelta>,
     /// The most drafts per row that the worker's drafter is to propose after this step; with 0 it only keeps its context.
     pub propose: u32,
+    /// When it was planned.
+    pub planned: Duration,
 }
 
 impl StepPlan {
     /// Tokens of the step.
     pub fn num_tokens(&self) -> usize {
         self.input_ids.len()
+    }
+
+    /// Tokens of the step that belong to rows in prefill.
+    pub fn prefill_tokens(&self) -> usize {
+        self.rows.iter().filter(|row| row.prefills).map(|row| row.num_tokens as usize).sum()
     }
 
     /// Drafts of the step.
@@ -156,6 +167,7 @@ impl StepPlan {
         self.admissions.clear();
         self.blocks.clear();
         self.propose = 0;
+        self.planned = Duration::ZERO;
     }
 }
 

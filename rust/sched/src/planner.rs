@@ -41,6 +41,7 @@ impl Scheduler {
         self.allocate_lookahead(plan);
         self.step = StepId(self.step.0 + 1);
         plan.step = self.step;
+        plan.planned = now;
         // Rows of one token first: the layout that decode kernels want.
         let selected = std::mem::take(&mut self.selected);
         for single in [true, false] {
@@ -355,6 +356,8 @@ impl Scheduler {
             num_drafts,
             samples,
             next_token: if samples { -1 } else { as_input(state.tokens[state.computed as usize]) },
+            prefills: state.prefills,
         });
+        state.prefills &= !samples;
     }
 }

@@ -13,6 +13,7 @@ use rustc_hash::FxHashMap;
 
 use crate::config::{Policy, SchedulerConfig};
 use crate::constrained::Constrained;
+use crate::pace::DecodePace;
 use crate::plan::StepPlan;
 use crate::planner::Selected;
 use crate::pool::BlockPool;
@@ -65,6 +66,7 @@ pub struct Scheduler {
     arrivals: u64,
     pub(crate) step: StepId,
     pub(crate) counters: SchedulerCounters,
+    pub(crate) pace: DecodePace,
 }
 
 impl Scheduler {
@@ -86,6 +88,7 @@ impl Scheduler {
             arrivals: 0,
             step: StepId(0),
             counters: SchedulerCounters::default(),
+            pace: DecodePace::default(),
         }
     }
 
@@ -115,7 +118,7 @@ impl Scheduler {
             num_eos: eos.len(),
             arrival: self.arrivals,
             tokens: request.prompt.to_vec(),
-            constrained: request.constraint.as_deref().map(Constrained::new),
+            constrained: Constrained::of(&request),
             drafts: Vec::new(),
             max_total,
             computed: 0,
@@ -127,6 +130,7 @@ impl Scheduler {
             hashes: Vec::new(),
             published: 0,
             cached: None,
+            prefills: true,
             prompt_scored: 0,
             timing: Times { queued: now, ..Times::default() },
             request,
@@ -283,6 +287,7 @@ impl Scheduler {
         state.computed = 0;
         state.placeholders = 0;
         state.drafts_in_flight = 0;
+        state.prefills = true;
         state.drafts.clear();
     }
 

@@ -43,6 +43,8 @@ pub(crate) struct State {
     pub published: usize,
     /// Prompt tokens taken from the cache at the first admission; `None` before it.
     pub cached: Option<u32>,
+    /// It has not sampled since it got its row, or has none.
+    pub prefills: bool,
     /// Prompt positions scored so far.
     pub prompt_scored: u32,
     pub timing: Times,
@@ -56,6 +58,7 @@ pub(crate) struct Times {
     pub first_token: Option<Duration>,
     pub last_token: Option<Duration>,
     pub preemptions: u32,
+    pub lost_to_prefill: Duration,
 }
 
 impl State {

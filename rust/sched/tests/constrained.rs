@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use frizzen_core::{
-    Constraint, FinishReason, Reasoning, ReasoningMarkers, Request, RequestId, SamplingParams, StopReason,
-    TokenId, TokenMatcher,
+    Constraint, FinishReason, FreeText, Reasoning, ReasoningMarkers, Request, RequestId, SamplingParams,
+    StopReason, TokenId, TokenMatcher,
 };
 use frizzen_sched::draft::{Drafter, Ngram, NgramConfig};
 use frizzen_sched::sim::{ChainModel, OneOf};
@@ -20,13 +20,15 @@ const MAX_TOKENS: usize = 60;
 
 #[derive(Debug)]
 struct Bound {
-    texts: OneOf,
+    /// Any text, if there are none.
+    texts: Option<OneOf>,
     reasoning: Option<Reasoning>,
+    banned: Vec<Vec<TokenId>>,
 }
 
 impl Constraint for Bound {
     fn matcher(&self) -> Box<dyn TokenMatcher> {
-        self.texts.matcher()
+        self.texts.as_ref().map_or_else(|| Box::new(FreeText) as Box<dyn TokenMatcher>, OneOf::matcher)
     }
 
     fn reasoning(&self) -> Option<&Reasoning> {
@@ -91,13 +93,15 @@ fn run_with(
         temperature: 0.0,
         max_tokens: Some(MAX_TOKENS as u32),
         logprobs,
+        banned_sequences: constraint.banned.clone(),
         ..SamplingParams::default()
     };
+    let is_bound = constraint.texts.is_some() || constraint.reasoning.is_some();
     let request = Request {
         prompt: prompt.into(),
         params,
         priority: 0,
-        constraint: Some(constraint),
+        constraint: is_bound.then_some(constraint as Arc<dyn Constraint>),
         pooling: None,
         cache_salt: None,
         external_id: "".into(),
@@ -187,7 +191,11 @@ proptest! {
         guess in guesses(),
         budget in 4..32_u32,
     ) {
-        let bound = Arc::new(Bound { texts: OneOf(texts.clone().into()), reasoning: reasoning.clone() });
+        let bound = Arc::new(Bound {
+            texts: Some(OneOf(texts.clone().into())),
+            reasoning: reasoning.clone(),
+            banned: Vec::new(),
+        });
         let (plain, reason) = run(Arc::clone(&bound), &prompt, 32, &Guess::None, &[]);
         let (drafted, drafted_reason) = run(Arc::clone(&bound), &prompt, budget, &guess, &plain);
         let (sampled, sampled_reason, _) = run_with(bound, &prompt, 32, &Guess::None, &[], Some(0));
@@ -218,12 +226,47 @@ proptest! {
     }
 }
 
+/// True if a sequence that may not come is in the text.
+fn holds_any(text: &[TokenId], banned: &[Vec<TokenId>]) -> bool {
+    banned.iter().any(|sequence| text.windows(sequence.len()).any(|window| window == sequence))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+
+    /// Parts of the very text that would come are banned, beside a grammar, reasoning and a budget or without any.
+    #[test]
+    fn banned_sequences_never_come_and_drafts_change_nothing(
+        texts in prop::option::of(prop::collection::vec(prop::collection::vec(0..20_u32, 1..12), 1..4)),
+        reasoning in reasonings(),
+        prompt in prop::collection::vec(0..30_u32, 1..20),
+        parts in prop::collection::vec((0..MAX_TOKENS, 1..4_usize), 1..6),
+        guess in guesses(),
+        budget in 4..32_u32,
+    ) {
+        let bound = |banned| {
+            let texts = texts.clone().map(|texts| OneOf(texts.into()));
+            Arc::new(Bound { texts, reasoning: reasoning.clone(), banned })
+        };
+        let (free, _) = run(bound(Vec::new()), &prompt, 32, &Guess::None, &[]);
+        // Markers and the end of the request may be forced, and what is forced comes.
+        let part = |(at, len): &(usize, usize)| free.get(*at..at + len).filter(|part| part.iter().all(|id| *id < 20));
+        let banned: Vec<Vec<TokenId>> = parts.iter().filter_map(part).map(<[TokenId]>::to_vec).collect();
+        let (plain, reason) = run(bound(banned.clone()), &prompt, 32, &Guess::None, &[]);
+        prop_assert!(!holds_any(&plain, &banned), "{plain:?} holds one of {banned:?}");
+        for truth in [&plain, &free] {
+            let drafted = run(bound(banned.clone()), &prompt, budget, &guess, truth);
+            prop_assert_eq!(&drafted, &(plain.clone(), reason.clone()));
+        }
+    }
+}
+
 /// What can be foreseen costs no step: here everything after the first token, and the marker that a budget forces.
 #[test]
 fn tokens_without_a_choice_need_no_step_of_their_own() {
     let texts = OneOf([vec![1, 2, 3, 4, 5, 6, 7, 8]].into());
     let steps = |reasoning: Option<Reasoning>, logprobs: Option<u32>| {
-        let bound = Arc::new(Bound { texts: texts.clone(), reasoning });
+        let bound = Arc::new(Bound { texts: Some(texts.clone()), reasoning, banned: Vec::new() });
         let (text, reason, steps) = run_with(bound, &[9, 9], 32, &Guess::None, &[], logprobs);
         assert_eq!(reason, FinishReason::Stop(StopReason::Complete));
         assert!(text.ends_with(&[1, 2, 3, 4, 5, 6, 7, 8]));

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use frizzen_core::{Constraint, FreeText, Reasoning, ReasoningMarkers, TokenMatcher};
 use frizzen_grammar::part::Part;
 use frizzen_grammar::tools::{self, Tool};
-use frizzen_grammar::{Grammar, GrammarKind, GrammarSpec};
+use frizzen_grammar::{Grammar, GrammarCompiler, GrammarKind, GrammarSpec};
 use frizzen_text::parse::{CallSyntax, Start};
+use serde::{Deserialize, Serialize};
 
 use crate::error::ApiError;
 use crate::lower::Reading;
@@ -24,6 +25,14 @@ const FINAL: &str = "<|channel|>final<|message|>";
 const END: &str = "<|end|>";
 /// What the parser takes for the end of a message, beside its end.
 const ENDS: [&str; 4] = ["<|call|>", "<|return|>", "<|start|>", "<|channel|>"];
+
+/// A constraint between processes: what the other one compiles and builds again.
+#[derive(Debug, Serialize, Deserialize)]
+struct Source {
+    grammar: Option<GrammarSpec>,
+    /// Whether the output begins in its reasoning, and how many tokens of it there may be.
+    reasoning: Option<(bool, Option<u32>)>,
+}
 
 /// A grammar, and what may come before the part that it binds.
 #[derive(Debug)]
@@ -43,12 +52,43 @@ impl Constraint for Enforced {
     fn reasoning(&self) -> Option<&Reasoning> {
         self.reasoning.as_ref()
     }
+
+    fn source(&self) -> Option<String> {
+        let source = Source {
+            grammar: self.grammar.as_ref().map(|grammar| grammar.spec().clone()),
+            reasoning: self.reasoning.as_ref().map(|reasoning| (reasoning.open, reasoning.budget)),
+        };
+        serde_json::to_string(&source).ok()
+    }
 }
 
 impl Enforced {
     /// The constraint of an output that does not reason; `None` if nothing constrains it.
     pub fn plain(grammar: Option<&Arc<Grammar>>) -> Option<Arc<dyn Constraint>> {
-        grammar.map(|grammar| Arc::clone(grammar) as Arc<dyn Constraint>)
+        let grammar = Some(Arc::clone(grammar?));
+        Some(Arc::new(Self { grammar, reasoning: None }))
+    }
+
+    /// The constraint whose source this is, of another process that serves the same model with the same flags.
+    ///
+    /// # Errors
+    /// What the source is refused for.
+    pub fn of_source(
+        source: &str,
+        compiler: &GrammarCompiler,
+        markers: Option<&Arc<ReasoningMarkers>>,
+    ) -> Result<Arc<dyn Constraint>, String> {
+        let Source { grammar, reasoning } =
+            serde_json::from_str(source).map_err(|error| error.to_string())?;
+        let compiled = grammar.map(|spec| compiler.compile(&spec).map_err(|error| error.to_string()));
+        let reasoning = match reasoning {
+            None => None,
+            Some((open, budget)) => {
+                let markers = markers.ok_or("this engine knows no markers of reasoning")?;
+                Some(Reasoning { markers: Arc::clone(markers), open, budget })
+            }
+        };
+        Ok(Arc::new(Self { grammar: compiled.transpose()?, reasoning }))
     }
 
     /// The constraint of an output that begins at `start`; the grammar binds what comes after its reasoning.

@@ -7,7 +7,8 @@ use axum::extract::{Path, Request, State};
 use axum::http::header::{ACCEPT, CONTENT_TYPE};
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
-use frizzen_engine::Health;
+use frizzen_core::Error;
+use frizzen_engine::{Health, ReplicaStatus};
 use frizzen_metrics::TextFormat;
 use frizzen_text::ChatTemplate;
 use serde_json::{Value, json};
@@ -48,7 +49,7 @@ pub(crate) async fn generate(state: SharedState, request: Request, dialect: Dial
     let body = body::read(request, state.http.body_limit).await?;
     let lowered = prepare::prepare(&state, dialect, body, name).await?;
     let (n, stream) = (lowered.n, lowered.stream);
-    let (mut generation, mut writer) = lowered.submit(&state.engine)?;
+    let (mut generation, mut writer) = lowered.submit(&state.engine, state.engine_metrics.front_end())?;
     state.engine_metrics.params_n(n);
     if stream {
         let mut events = EventStream::new(generation, writer, state.http.keep_alive);
@@ -99,12 +100,45 @@ pub async fn health(State(state): State<SharedState>) -> Answer {
             Some(age) if age > state.http.step_timeout => {
                 Err(ApiError::busy(format!("stalled: a step has been running for {} s", age.as_secs())))
             }
-            _ => Ok(to_json(&json!({"status": "ready"}))),
+            _ => Ok(to_json(&ready(&state))),
         },
         Health::Loading(what) => Err(ApiError::busy(format!("loading: {what}"))),
         Health::Draining => Err(ApiError::busy("draining: the server is shutting down")),
         Health::Failed(error) => Err(error.into()),
     }
+}
+
+/// Fewer engines than asked for are a fact that a probe must see, and no reason to send nobody here.
+fn ready(state: &SharedState) -> Value {
+    let replicas = state.engine.replicas();
+    let all = replicas.iter().all(|replica| replica.ready);
+    let mut answer = json!({"status": if all { "ready" } else { "degraded" }});
+    if !replicas.is_empty() {
+        answer["engines"] = replicas.iter().map(engine).collect();
+    }
+    answer
+}
+
+fn engine(replica: &ReplicaStatus) -> Value {
+    let status = match replica {
+        ReplicaStatus { ready: true, .. } => "ready",
+        ReplicaStatus { given_up: true, .. } => "failed",
+        _ => "starting",
+    };
+    let mut answer = json!({
+        "engine": replica.rank,
+        "status": status,
+        "starts": replica.starts,
+        "open": replica.open,
+        "running": replica.load.running,
+        "waiting": replica.load.waiting,
+        "used_blocks": replica.load.used_blocks,
+        "total_blocks": replica.load.total_blocks,
+    });
+    if !replica.note.is_empty() {
+        answer["note"] = replica.note.as_str().into();
+    }
+    answer
 }
 
 /// `GET /ping`
@@ -126,7 +160,7 @@ pub async fn metrics(State(state): State<SharedState>, headers: HeaderMap) -> Re
         Ok(())
     })
     .await;
-    let mut response = state.metrics.encode(format).into_response();
+    let mut response = state.metrics.encode_with(format, &state.engine.remote_metrics()).into_response();
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(format.content_type()));
     response
 }
@@ -139,13 +173,18 @@ pub async fn version() -> Response {
 /// `GET /load`
 pub async fn load(State(state): State<SharedState>) -> Response {
     let load = state.engine.load();
-    to_json(&json!({
+    let mut answer = json!({
         "server_load": state.engine.open_streams(),
         "running": load.running,
         "waiting": load.waiting,
         "used_blocks": load.used_blocks,
         "total_blocks": load.total_blocks,
-    }))
+    });
+    let replicas = state.engine.replicas();
+    if !replicas.is_empty() {
+        answer["engines"] = replicas.iter().map(engine).collect();
+    }
+    to_json(&answer)
 }
 
 /// `GET /v1/plan`
@@ -156,6 +195,10 @@ pub async fn plan(State(state): State<SharedState>) -> Answer {
 /// `GET /v1/speculation`
 pub async fn speculation(State(state): State<SharedState>) -> Answer {
     state.model()?;
+    if !state.engine.replicas().is_empty() && state.model()?.0.max_drafts > 0 {
+        let message = "every engine keeps an account of its own, and the front end has none: see /metrics";
+        return Err(Error::unsupported("data_parallel_size", message).into());
+    }
     let Some(status) = state.engine.speculation() else { return Ok(to_json(&json!({"drafter": null}))) };
     let totals = &status.totals;
     let steps = status.step_seconds.iter().map(|(length, seconds)| json!([length, seconds * 1e3]));

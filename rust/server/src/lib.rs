@@ -8,6 +8,7 @@
 //! * [`pooling`]: embeddings, classification, scores and rankings.
 //! * [`store`]: finished responses, for requests that refer to them.
 //! * [`output`]: from the engine's deltas to the bytes of an answer.
+//! * [`replicas`]: several engines on one host, and headless ones.
 //! * [`connections`]: listening and accepting. [`serve`], [`shutdown`]: life of a server. [`logging`]: the log.
 //!   [`mock`]: a server without a model.
 //! * [`worker_report`]: what only the worker can count, for the metrics.
@@ -34,6 +35,7 @@ pub mod parse;
 pub mod parsing;
 pub mod pooling;
 pub mod prepare;
+pub mod replicas;
 pub mod request;
 pub mod routes;
 pub mod serve;

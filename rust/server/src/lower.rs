@@ -5,12 +5,13 @@ use std::sync::Arc;
 
 use frizzen_core::{Constraint, ParamLimits, Request, SamplingParams, TokenId};
 use frizzen_engine::EngineHandle;
+use frizzen_metrics::FrontEndMetrics;
 use frizzen_text::parse::{Format, Setup};
 use frizzen_text::{StreamOptions, TextStream, Tokenizer};
 
 use crate::error::ApiError;
-use crate::output::generation::{Ending, Held, Sample};
-use crate::output::{Echo, Generation, Writer};
+use crate::output::generation::{Ending, Held, Sample, Watch};
+use crate::output::{Echo, Generation, Waterfall, Writer};
 use crate::request::{Common, TruncationSide};
 use crate::state::TextModel;
 
@@ -154,6 +155,7 @@ impl<'a> Plan<'a> {
             n: common.n,
             writer,
             stream: common.shown.stream,
+            timings: common.shown.timings,
         })
     }
 
@@ -206,6 +208,8 @@ pub struct Lowered {
     pub writer: Box<dyn Writer>,
     /// As a stream of events.
     pub stream: bool,
+    /// The answer says where the time went.
+    timings: bool,
 }
 
 struct LoweredSample {
@@ -223,14 +227,26 @@ impl std::fmt::Debug for Lowered {
 
 impl Lowered {
     /// Hands all samples to the engine: all of them or, if one is refused, none.
-    pub fn submit(self, engine: &EngineHandle) -> Result<(Generation, Box<dyn Writer>), ApiError> {
+    pub fn submit(
+        self,
+        engine: &EngineHandle,
+        metrics: FrontEndMetrics,
+    ) -> Result<(Generation, Box<dyn Writer>), ApiError> {
         let mut samples = Vec::with_capacity(self.samples.len());
         for lowered in self.samples {
             let LoweredSample { request, text, prompt, echo } = lowered;
             // The samples submitted so far are aborted when they are dropped.
             let stream = Some(engine.submit(request)?);
-            samples.push(Sample { stream, text, prompt, echo, held: Held::default() });
+            samples.push(Sample {
+                stream,
+                text,
+                prompt,
+                echo,
+                held: Held::default(),
+                waterfall: Waterfall::default(),
+            });
         }
-        Ok((Generation::new(samples, self.ending, self.prompt_tokens), self.writer))
+        let watch = Watch { metrics, shown: self.timings };
+        Ok((Generation::new(samples, self.ending, self.prompt_tokens, watch), self.writer))
     }
 }

@@ -3,17 +3,20 @@
 //! Everything but the model is real: HTTP, tokenizer, scheduler, blocks, prefix cache. The tokenizer is one token per
 //! byte (id = value), and a few special tokens above them.
 
+use std::io;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use frizzen_core::{Activation, Error, PoolingInfo, PoolingTask, SystemClock};
 use frizzen_engine::mock::{MockWorker, mock_info};
-use frizzen_engine::{Engine, WorkerInfo, seat};
+use frizzen_engine::remote::replica::ReplicaOptions;
+use frizzen_engine::{Engine, EngineSeat, WorkerInfo, seat};
 use frizzen_metrics::Metrics;
 use frizzen_text::{LoadError, NamedTemplate, SpecialTokens, Tokenizer};
 use serde_json::{Map, Value, json};
 
 use crate::config::ServerConfig;
+use crate::replicas::{read_constraint, refresh_metrics, serve_headless};
 use crate::state::{AppState, SharedState, TextModel};
 
 /// Begins a message.
@@ -104,6 +107,34 @@ pub fn tokenizer() -> Result<Tokenizer, LoadError> {
     Tokenizer::from_json(tokenizer.to_string().as_bytes(), special, vec![template])
 }
 
+/// A mock engine without HTTP, until its front end has gone; returns the exit code.
+///
+/// # Errors
+/// There is no front end, or the connection broke.
+pub fn headless(config: &ServerConfig, worker: MockWorker, text: TextModel) -> io::Result<u8> {
+    let clock = Arc::new(SystemClock::new());
+    let metrics = Arc::new(Metrics::new(&config.metrics_options()));
+    let (handle, seat) = seat(clock.clone(), usize::MAX);
+    let template = config.http.chat_template.clone();
+    let options = ReplicaOptions {
+        clock,
+        metrics: Arc::clone(&metrics),
+        refresh_metrics: refresh_metrics(&metrics, config.replicas.rank()),
+        read_constraint: read_constraint(&config.http, handle.clone(), move || {
+            TextModel::load(Arc::clone(&text.tokenizer), template.as_deref())
+                .map_err(|error| Error::Request { message: error.to_string() })
+        }),
+        step_timeout: config.http.step_timeout,
+    };
+    let thread = run_engine(config, seat, worker, metrics, config.replicas.rank());
+    let code = serve_headless(config, &handle, options)?;
+    if code.is_some() {
+        // Its error, if any, was logged where it happened.
+        let _ = thread.join();
+    }
+    Ok(code.unwrap_or(1))
+}
+
 /// A mock engine on its own thread, and the state of a server over it. The thread ends when the handle is told to.
 pub fn start(
     config: &ServerConfig,
@@ -114,15 +145,23 @@ pub fn start(
     let (handle, seat) = seat(Arc::new(SystemClock::new()), config.scheduling.max_queue);
     let state = AppState::new(config, handle, Arc::clone(&metrics));
     state.set_text(text);
+    (state, run_engine(config, seat, worker, metrics, 0))
+}
+
+fn run_engine(
+    config: &ServerConfig,
+    seat: EngineSeat,
+    worker: MockWorker,
+    metrics: Arc<Metrics>,
+    rank: u32,
+) -> JoinHandle<frizzen_core::Result<()>> {
     let speculation = config.speculation.resolve();
     let config = config.clone();
-    let engine_metrics = metrics.engine(0);
-    let thread = std::thread::spawn(move || {
+    std::thread::spawn(move || {
         let speculation = speculation.map_err(|message| Error::Engine { message })?;
         let options = config.engine_options(speculation.as_ref());
-        let mut engine = Engine::new(seat, worker, options, engine_metrics)?;
-        metrics.cache_config(0, &engine.cache_config());
+        let mut engine = Engine::new(seat, worker, options, metrics.engine(rank))?;
+        metrics.cache_config(rank, &engine.cache_config());
         engine.run()
-    });
-    (state, thread)
+    })
 }

@@ -76,6 +76,12 @@ impl TextModel {
         Ok(Self::new(tokenizer, template))
     }
 
+    /// How its text is read, by the server's flags.
+    pub fn read_as(&mut self, http: &HttpArgs) {
+        self.format = http.parsing.format(self.template.as_ref());
+        self.reasoning_markers = self.format.reasoning_markers(&self.tokenizer);
+    }
+
     /// The prompt of a conversation, as text.
     pub fn render(&self, conversation: &Conversation) -> Result<String, ApiError> {
         let template = self.template.as_ref().ok_or_else(|| {
@@ -166,8 +172,7 @@ impl AppState {
 
     /// Brings the text side in, once it is loaded. The second call has no effect.
     pub fn set_text(&self, mut text: TextModel) {
-        text.format = self.http.parsing.format(text.template.as_ref());
-        text.reasoning_markers = text.format.reasoning_markers(&text.tokenizer);
+        text.read_as(&self.http);
         // The first one is in use already.
         let _ = self.text.set(text);
     }

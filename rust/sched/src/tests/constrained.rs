@@ -1,6 +1,6 @@
 //! Masks and acceptance over a constraint to a list of texts.
 
-use frizzen_core::{FinishReason, ReasoningMarkers, StopReason, TokenId};
+use frizzen_core::{BannedSequences, FinishReason, ReasoningMarkers, StopReason, TokenId};
 
 use super::Constrained;
 use crate::plan::LAST_SAMPLED;
@@ -154,6 +154,23 @@ fn the_foretold_mask_is_the_next_one() {
         assert_eq!(kept, window.len());
         assert_eq!(rows(&mut drafted, &[])[0], foretold);
     }
+}
+
+#[test]
+fn a_dead_end_that_only_drafts_reach_ends_nothing() {
+    let texts = OneOf([vec![A, B], vec![A, C, A]].into());
+    let banned = BannedSequences::new([&[A, B][..], &[C, A]]);
+    let dead_end = || Constrained::new(&texts, banned.clone());
+    let mut drafted = dead_end();
+    let masks = rows(&mut drafted, &[A as i32, C as i32]);
+    assert_eq!(masks[..2], [only(A), only(C)]);
+    assert_eq!(drafted.accept(&[A], false), (1, None), "the row of the dead end is not reached");
+    let mut reached = dead_end();
+    rows(&mut reached, &[A as i32, C as i32]);
+    let (kept, reason) = reached.accept(&[A, C, B], false);
+    assert_eq!(kept, 2);
+    let Some(FinishReason::Error(error)) = reason else { panic!("{reason:?}") };
+    assert!(error.to_string().contains("bad_words"), "{error}");
 }
 
 #[test]

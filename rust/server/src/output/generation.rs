@@ -6,14 +6,17 @@
 use std::collections::VecDeque;
 use std::pin::pin;
 use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
 
 use frizzen_core::{FinishReason, OutputDelta, SpeculationUsage, StopReason, TokenId, TokenLogprobs};
 use frizzen_engine::OutputStream;
+use frizzen_metrics::FrontEndMetrics;
 use frizzen_text::TextStream;
 
 use crate::error::ApiError;
 use crate::output::delta::{ChoiceDelta, Echo, Finish, StopDetail};
 use crate::output::usage::Usage;
+use crate::output::waterfall::Waterfall;
 
 /// One running sample.
 #[derive(Debug)]
@@ -28,6 +31,8 @@ pub struct Sample {
     pub echo: Option<Echo>,
     /// Tokens whose text is held back, and their log-probabilities if they were asked for.
     pub held: Held,
+    /// Where its time went.
+    pub waterfall: Waterfall,
 }
 
 /// Tokens that are not shown yet, oldest first.
@@ -68,15 +73,47 @@ pub struct Generation {
     speculation: Vec<Option<Box<SpeculationUsage>>>,
     /// Where the next poll begins, so that no sample starves the others.
     next: usize,
+    watch: Watch,
+    backpressure: Duration,
+}
+
+/// Who is told where the time went: an operator always, the client if it asked.
+#[derive(Clone, Debug)]
+pub struct Watch {
+    /// The operator's histograms.
+    pub metrics: FrontEndMetrics,
+    /// The client asked.
+    pub shown: bool,
 }
 
 impl Generation {
     /// Merges `samples`; `prompt_tokens` counts each prompt once.
-    pub fn new(samples: Vec<Sample>, ending: Ending, prompt_tokens: u64) -> Self {
+    pub fn new(samples: Vec<Sample>, ending: Ending, prompt_tokens: u64, watch: Watch) -> Self {
         let prompts = samples.iter().map(|sample| sample.prompt + 1).max().unwrap_or(0);
         let speculation = vec![None; samples.len()];
         let cached = vec![None; prompts];
-        Self { samples, ending, prompt_tokens, completion_tokens: 0, cached, speculation, next: 0 }
+        let backpressure = Duration::ZERO;
+        Self {
+            samples,
+            ending,
+            prompt_tokens,
+            completion_tokens: 0,
+            cached,
+            speculation,
+            next: 0,
+            watch,
+            backpressure,
+        }
+    }
+
+    /// The connection asked for more, this long after it had been given something.
+    pub fn waited(&mut self, time: Duration) {
+        self.backpressure += time;
+    }
+
+    fn timings(&self) -> Vec<Waterfall> {
+        let backpressure = self.backpressure;
+        self.samples.iter().map(|sample| Waterfall { backpressure, ..sample.waterfall }).collect()
     }
 
     /// Number of choices.
@@ -95,6 +132,7 @@ impl Generation {
                 sum.add(usage);
                 Some(sum)
             }),
+            timings: self.watch.shown.then(|| self.timings()),
         }
     }
 
@@ -143,8 +181,21 @@ impl Generation {
     }
 }
 
+impl Drop for Generation {
+    fn drop(&mut self) {
+        if self.samples.iter().any(|sample| sample.waterfall.tokens > 0) {
+            let detokenize = self.samples.iter().map(|sample| sample.waterfall.detokenize).sum();
+            self.watch.metrics.request(detokenize, self.backpressure);
+        }
+    }
+}
+
 impl Sample {
     fn absorb(&mut self, delta: OutputDelta, ending: Ending) -> ChoiceDelta {
+        let begun = Instant::now();
+        self.waterfall.timing = delta.timing.or(self.waterfall.timing);
+        self.waterfall.prefill = delta.prefill.unwrap_or(self.waterfall.prefill);
+        self.waterfall.tokens += delta.tokens.len() as u64;
         let OutputDelta { tokens, logprobs, prompt_logprobs, finish, .. } = delta;
         let mut choice = ChoiceDelta { echo: self.echo.take(), prompt_logprobs, ..ChoiceDelta::default() };
         // A stop token ends the text without being part of it.
@@ -159,6 +210,7 @@ impl Sample {
             }
             shown.append(self.text.finish());
         }
+        self.waterfall.detokenize += begun.elapsed();
         self.held.tokens.extend(tokens);
         self.held.logprobs.extend(logprobs);
         self.held.release(shown.tokens_released, &mut choice);

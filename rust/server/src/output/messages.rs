@@ -47,6 +47,9 @@ impl Messages {
         if let Some(enforced) = self.grammar_enforced {
             message["grammar_enforced"] = enforced.into();
         }
+        if let Some(timings) = usage.timings_json() {
+            message["timings"] = timings;
+        }
         message
     }
 
@@ -81,7 +84,7 @@ impl Writer for Messages {
     fn events(&mut self, delta: &ChoiceDelta, usage: &Usage, out: &mut Vec<u8>) {
         if !std::mem::replace(&mut self.begun, true) {
             // The first delta's tokens belong to what follows.
-            let usage = Usage { completion: 0, ..usage.clone() };
+            let usage = Usage { completion: 0, timings: None, ..usage.clone() };
             write_event(out, "message_start", &json!({"message": self.message(&[], &usage)}));
         }
         self.read(delta, Some(out));
@@ -93,7 +96,11 @@ impl Writer for Messages {
         }
         let (reason, sequence) = stop(self.finish.as_ref());
         let delta = json!({"stop_reason": reason, "stop_sequence": sequence});
-        write_event(out, "message_delta", &json!({"delta": delta, "usage": Self::usage(usage)}));
+        let mut members = json!({"delta": delta, "usage": Self::usage(usage)});
+        if let Some(timings) = usage.timings_json() {
+            members["timings"] = timings;
+        }
+        write_event(out, "message_delta", &members);
         write_event(out, "message_stop", &json!({}));
     }
 

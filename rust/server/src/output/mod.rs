@@ -4,6 +4,7 @@
 //! * [`delta`]: what became known about one choice. * [`usage`]: what is counted.
 //! * [`writer`]: the seam; [`chat`] and [`completion`] write deltas as chunks, or the merged deltas as one answer.
 //! * [`message`]: what a choice's text says: reasoning, content, tool calls.
+//! * [`waterfall`]: where the time went.
 //! * [`pieces`], [`logprobs`]: tokens as text and bytes. * [`stream`]: the event stream.
 
 pub mod blocks;
@@ -21,10 +22,12 @@ pub mod responses;
 pub mod stream;
 pub mod tokens;
 pub mod usage;
+pub mod waterfall;
 pub mod writer;
 
 pub use delta::{ChoiceDelta, Echo, Finish, StopDetail};
 pub use generation::Generation;
 pub use pieces::Pieces;
 pub use usage::Usage;
+pub use waterfall::Waterfall;
 pub use writer::{Envelope, Writer};

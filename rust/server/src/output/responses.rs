@@ -88,7 +88,14 @@ impl Responses {
 
     /// The finished response, and the name of the event that brings it.
     fn finished(&self, usage: &Usage) -> (&'static str, Value) {
-        let usage = ("usage", self.usage(usage));
+        let (name, mut response) = self.ended(("usage", self.usage(usage)));
+        if let Some(timings) = usage.timings_json() {
+            response["timings"] = timings;
+        }
+        (name, response)
+    }
+
+    fn ended(&self, usage: (&'static str, Value)) -> (&'static str, Value) {
         match self.finish.as_ref().map(|finish| finish.reason) {
             Some("length") => {
                 let why = ("incomplete_details", json!({"reason": "max_output_tokens"}));

@@ -31,6 +31,8 @@ pub struct EventStream {
     /// Silence after which a comment is sent; zero is never.
     patience: Duration,
     last: Instant,
+    /// Something was handed over at `last`, and the connection has not asked for more yet.
+    handed: bool,
     timer: Pin<Box<Sleep>>,
 }
 
@@ -49,6 +51,7 @@ impl EventStream {
             out: Vec::new(),
             patience,
             last: Instant::now(),
+            handed: false,
             timer: Box::pin(sleep(patience)),
         }
     }
@@ -121,6 +124,11 @@ impl Stream for EventStream {
 
     fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let this = self.get_mut();
+        if std::mem::take(&mut this.handed)
+            && let Some(generation) = &mut this.generation
+        {
+            generation.waited(this.last.elapsed());
+        }
         if this.out.is_empty() {
             match this.poll_output(context) {
                 Poll::Pending => return Poll::Pending,
@@ -132,6 +140,7 @@ impl Stream for EventStream {
             return Poll::Ready(None);
         }
         this.last = Instant::now();
+        this.handed = true;
         Poll::Ready(Some(Ok(std::mem::take(&mut this.out).into())))
     }
 }

@@ -3,6 +3,7 @@
 use frizzen_core::SpeculationUsage;
 
 use crate::json;
+use crate::output::Waterfall;
 
 /// What `usage` shows.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -15,6 +16,8 @@ pub struct Usage {
     pub cached: u64,
     /// Of all choices, if the request spoke of speculation.
     pub speculation: Option<SpeculationUsage>,
+    /// Of each choice, if the request asked. Shown beside the usage, where an answer ends.
+    pub timings: Option<Vec<Waterfall>>,
 }
 
 impl Usage {
@@ -35,6 +38,21 @@ impl Usage {
             out.extend_from_slice(speculation_json(speculation).to_string().as_bytes());
         }
         out.push(b'}');
+    }
+}
+
+impl Usage {
+    /// The times of each choice, if they are shown.
+    pub fn timings_json(&self) -> Option<serde_json::Value> {
+        self.timings.as_ref().map(|choices| choices.iter().map(Waterfall::json).collect())
+    }
+
+    /// Appends them as a further member, if they are shown.
+    pub(crate) fn write_timings(&self, out: &mut Vec<u8>) {
+        if let Some(timings) = self.timings_json() {
+            out.extend_from_slice(b",\"timings\":");
+            out.extend_from_slice(timings.to_string().as_bytes());
+        }
     }
 }
 

@@ -119,13 +119,17 @@ impl Envelope {
         out.extend_from_slice(DONE);
     }
 
-    /// Appends the usage event, with no choice, if it was asked for, and the end of the stream.
+    /// Appends the event of usage and times, with no choice, if either was asked for, and the end of the stream.
     pub fn end(&self, usage: &Usage, out: &mut Vec<u8>) {
-        if self.shown.include_usage {
+        if self.shown.include_usage || usage.timings.is_some() {
             out.extend_from_slice(b"data: ");
             out.extend_from_slice(&self.chunk);
-            out.extend_from_slice(b"],\"usage\":");
-            usage.write(out);
+            out.push(b']');
+            if self.shown.include_usage {
+                out.extend_from_slice(b",\"usage\":");
+                usage.write(out);
+            }
+            usage.write_timings(out);
             out.extend_from_slice(b"}\n\n");
         }
         out.extend_from_slice(DONE);
@@ -150,6 +154,7 @@ impl Envelope {
         }
         out.extend_from_slice(b"],\"usage\":");
         usage.write(out);
+        usage.write_timings(out);
         members(out);
         out.push(b'}');
     }

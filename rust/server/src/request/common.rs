@@ -50,6 +50,8 @@ pub struct Shown {
     pub include_usage: bool,
     /// The usage so far in every event.
     pub continuous_usage: bool,
+    /// Where the time went.
+    pub timings: bool,
     /// The ids of prompt and output.
     pub token_ids: bool,
     /// Tokens in log-probabilities as `token_id:N`.
@@ -245,6 +247,7 @@ fn shown(fields: &mut Fields) -> Result<Shown, ApiError> {
         stream,
         include_usage: option("include_usage")?,
         continuous_usage: option("continuous_usage_stats")?,
+        timings: fields.flag("timings")?,
         token_ids: fields.flag("return_token_ids")?,
         tokens_as_ids: fields.flag("return_tokens_as_token_ids")?,
     })

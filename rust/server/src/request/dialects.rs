@@ -33,6 +33,7 @@ pub const SHARED: &[&str] = &[
     "stream",
     "temperature",
     "thinking_token_budget",
+    "timings",
     "top_k",
     "top_p",
 ];
@@ -110,6 +111,7 @@ const TOKENS: &[Entry] = &[
     ("sampling_params", Yes),
     ("stream", Yes),
     ("stream_options", Yes),
+    ("timings", Yes),
     ("token_ids", Yes),
 ];
 

@@ -223,6 +223,7 @@ pub const FIELDS: &[Field] = &[
     both("temperature", Yes),
     Field { name: "thinking_budget", chat: Yes, completions: later(Off::Null, NO_REASONING) },
     Field { name: "thinking_token_budget", chat: Yes, completions: later(Off::Null, NO_REASONING) },
+    both("timings", Yes),
     chat("tool_choice", Yes),
     chat("tools", Yes),
     both("top_k", Yes),
