@@ -141,7 +141,7 @@ pub const FIELDS: &[Field] = &[
     both("add_special_tokens", Yes),
     both("allowed_token_ids", Yes),
     chat("audio", later(Off::Null, NO_MEDIA)),
-    both("bad_words", later(Off::Empty, "bad_words is not supported; allowed_token_ids and logit_bias are")),
+    both("bad_words", Yes),
     both("best_of", never(Off::One, "best_of is not supported; n is")),
     both("cache_salt", Yes),
     chat("chat_template", never(Off::Null, "templates are taken from the server only (--chat-template)")),

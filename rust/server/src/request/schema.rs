@@ -5,7 +5,7 @@
 
 use serde_json::{Value, json};
 
-use super::common::{MAX_N, MAX_SALT, MAX_STOP};
+use super::common::{MAX_BAD_WORDS, MAX_N, MAX_SALT, MAX_STOP};
 use super::parity::Dialect;
 
 /// The schema of a field that `dialect` reads; `None` for one that has none here.
@@ -54,7 +54,9 @@ pub fn of(dialect: Dialect, name: &str) -> Option<Value> {
             json!({"anyOf": [{"type": "string", "minLength": 1},
                 {"type": "array", "maxItems": MAX_STOP, "items": {"type": "string", "minLength": 1}}]})
         }
-        "bad_words" => json!({"type": "array", "items": {"type": "string", "minLength": 1}}),
+        "bad_words" => {
+            json!({"type": "array", "maxItems": MAX_BAD_WORDS, "items": {"type": "string", "minLength": 1}})
+        }
         "stop_token_ids" | "allowed_token_ids" | "token_ids" => ids(),
         "logit_bias" => {
             json!({"type": "object", "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100}})
