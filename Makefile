@@ -26,6 +26,7 @@ test:
 	@$(SETUP) --dev
 	$(RUN) python -m tools.quarantine check
 	$(RUN) python -m tools.quarantine cargo -- cargo test --no-fail-fast
+	$(RUN) python -m tools.instructions --check
 	$(RUN) python -m pytest --quarantine-complete
 
 lint:

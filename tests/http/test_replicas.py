@@ -51,7 +51,9 @@ def test_both_engines_answer_and_each_has_metrics_of_its_own(two: MockServer) ->
         assert two.complete(5)[1]["usage"]["completion_tokens"] == 5
 
     def tokens() -> list[float]:
-        found = re.findall(r'^frizzen:generation_tokens_total\{.*engine="\d"\} (\d+)', two.text("/metrics"), re.M)
+        found = re.findall(
+            r'^frizzen:generation_tokens_total\{.*engine="\d"\} (\d+)', two.text("/metrics"), re.M
+        )
         return sorted(map(float, found))
 
     two.wait_until("the metrics show all tokens", lambda: sum(tokens()) == 20)

@@ -133,7 +133,7 @@ pub fn of_chat(
     };
     if channels && !wanted.spec.in_reasoning {
         let GrammarKind::Parts(part) = wanted.spec.kind else { return Ok(Some(wanted)) };
-        let open = reading.start == Start::Reasoning;
+        let open = reading.setup.start == Start::Reasoning;
         wanted.spec.kind = GrammarKind::Parts(after_analysis(part, open));
     }
     Ok(Some(wanted))

@@ -173,14 +173,18 @@ pub async fn version() -> Response {
 /// `GET /load`
 pub async fn load(State(state): State<SharedState>) -> Response {
     let load = state.engine.load();
-    to_json(&json!({
+    let mut answer = json!({
         "server_load": state.engine.open_streams(),
         "running": load.running,
         "waiting": load.waiting,
         "used_blocks": load.used_blocks,
         "total_blocks": load.total_blocks,
-        "engines": state.engine.replicas().iter().map(engine).collect::<Value>(),
-    }))
+    });
+    let replicas = state.engine.replicas();
+    if !replicas.is_empty() {
+        answer["engines"] = replicas.iter().map(engine).collect();
+    }
+    to_json(&answer)
 }
 
 /// `GET /v1/plan`

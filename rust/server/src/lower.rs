@@ -6,7 +6,7 @@ use std::sync::Arc;
 use frizzen_core::{Constraint, ParamLimits, Request, SamplingParams, TokenId};
 use frizzen_engine::EngineHandle;
 use frizzen_metrics::FrontEndMetrics;
-use frizzen_text::parse::{Format, Start};
+use frizzen_text::parse::{Format, Setup};
 use frizzen_text::{StreamOptions, TextStream, Tokenizer};
 
 use crate::error::ApiError;
@@ -36,12 +36,12 @@ pub struct PromptKind {
 }
 
 /// How the text of an output is read.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Reading {
     /// What is read out of it.
     pub format: Format,
-    /// Where it begins.
-    pub start: Start,
+    /// What is known beside the text.
+    pub setup: Setup,
     /// Stop strings are looked for in reasoning too.
     pub stop_in_reasoning: bool,
 }
@@ -180,7 +180,7 @@ impl<'a> Plan<'a> {
     }
 
     fn text_options(&self, tokenizer: &Tokenizer) -> StreamOptions {
-        let Reading { format, start, stop_in_reasoning } = self.reading;
+        let Reading { format, setup, stop_in_reasoning } = &self.reading;
         StreamOptions {
             stop: self.common.stop.clone(),
             include_stop_in_output: self.common.include_stop,
@@ -188,7 +188,7 @@ impl<'a> Plan<'a> {
             min_tokens: self.params.min_tokens,
             continues_text: self.kind.continues_text,
             shown_special: format.marker_tokens(tokenizer),
-            stop_outside: (!stop_in_reasoning).then_some((format, start)),
+            stop_outside: (!stop_in_reasoning).then(|| (*format, setup.clone())),
         }
     }
 

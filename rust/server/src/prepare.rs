@@ -131,15 +131,16 @@ impl Job<'_> {
         };
         let plan = Plan::new(common, limits.params, kind)?;
         let text = self.model.render(conversation)?;
-        let reading = self.reading(request, &text);
+        let mut reading = self.reading(request, &text);
         let shape = Shape {
             reasoning: reading.format.reasoning.is_some() && request.include_reasoning,
             reasoning_content: self.state.http.parsing.emit_reasoning_content,
             parallel: request.parallel_tool_calls,
         };
         let wanted = enforce::of_chat(request, &reading, self.model)?;
-        let readers = self.readers(request, &reading, shape, wanted.is_some());
-        let start = reading.start;
+        reading.setup.closed_by_tag = wanted.is_some();
+        let readers = self.readers(request, &reading, shape);
+        let start = reading.setup.start;
         let plan = plan.reading(reading);
         let tokens: Arc<[TokenId]> =
             plan.tokenise(&text, common.add_special.unwrap_or(false), self.model)?.into();
@@ -204,31 +205,20 @@ impl Job<'_> {
         let format = Format { tools: self.model.format.tools.filter(|_| calls), ..self.model.format };
         let opened = format.opened_by(prompt, request.conversation.continue_final_message);
         let start = if opened { Start::Reasoning } else { Start::Answer };
-        Reading { format, start, stop_in_reasoning: request.stop_in_reasoning }
+        let tools = if format.tools.is_some() {
+            ToolSchemas::new(request.conversation.tools.as_deref().unwrap_or_default())
+        } else {
+            ToolSchemas::default()
+        };
+        let setup = Setup { start, tools: Arc::new(tools), ..Setup::default() };
+        Reading { format, setup, stop_in_reasoning: request.stop_in_reasoning }
     }
 
     /// A reader for each choice, with call ids of its own.
-    fn readers(
-        &self,
-        request: &ChatRequest,
-        reading: &Reading,
-        shape: Shape,
-        closed_by_tag: bool,
-    ) -> Vec<Reader> {
-        let tools = request.conversation.tools.as_deref().unwrap_or_default();
-        let tools = Arc::new(if reading.format.tools.is_some() {
-            ToolSchemas::new(tools)
-        } else {
-            ToolSchemas::default()
-        });
+    fn readers(&self, request: &ChatRequest, reading: &Reading, shape: Shape) -> Vec<Reader> {
         let named = matches!(request.tool_choice, ToolChoice::Named(_));
         let reader = |_| {
-            let setup = Setup {
-                start: reading.start,
-                tools: Arc::clone(&tools),
-                id_seed: self.state.ids.seed(),
-                closed_by_tag,
-            };
+            let setup = Setup { id_seed: self.state.ids.seed(), ..reading.setup.clone() };
             let reader = Reader::new(reading.format, &setup, shape);
             if named { reader.stopping_at_calls() } else { reader }
         };

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use frizzen_core::{Result, TokenId};
 
-use crate::parse::{Format, Start, StopScope};
+use crate::parse::{Format, Setup, StopScope};
 use crate::stop::{Piece, StopMatcher, TextDelta};
 use crate::{Detokenizer, Tokenizer};
 
@@ -27,8 +27,8 @@ pub struct StreamOptions {
     pub continues_text: bool,
     /// Special tokens that are shown although the others are hidden ([`Format::marker_tokens`]).
     pub shown_special: Arc<[TokenId]>,
-    /// Ignore stop strings in the reasoning of a text of this format that begins so.
-    pub stop_outside: Option<(Format, Start)>,
+    /// Ignore stop strings in the reasoning of a text of this format that is read like this.
+    pub stop_outside: Option<(Format, Setup)>,
 }
 
 impl Default for StreamOptions {
@@ -58,7 +58,9 @@ impl TextStream {
     /// Fails with the field `stop` if a stop string is empty or over the limits.
     pub fn new(tokenizer: Arc<Tokenizer>, options: &StreamOptions) -> Result<Self> {
         let mut matcher = StopMatcher::new(&options.stop, options.include_stop_in_output)?;
-        if let Some(scope) = options.stop_outside.and_then(|(format, start)| StopScope::new(format, start)) {
+        if let Some(scope) =
+            options.stop_outside.as_ref().and_then(|(format, setup)| StopScope::new(*format, setup))
+        {
             matcher = matcher.within(scope);
         }
         let skip_special = options.skip_special_tokens;

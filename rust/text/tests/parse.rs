@@ -5,8 +5,8 @@ use std::path::Path;
 use std::sync::{Arc, LazyLock};
 
 use frizzen_text::parse::{
-    Delta, Format, Malformed, Message, MessageParser, Output, ReasoningFormat, Setup, Start, StopScope,
-    StreamParser, ToolFormat, ToolSchemas, Uncommitted, parse, registry,
+    Delta, Format, Message, MessageParser, ReasoningFormat, Setup, Start, StopScope, ToolFormat, ToolSchemas,
+    parse, registry,
 };
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -311,7 +311,7 @@ fn a_plain_format_changes_nothing() {
 fn stop_strings_belong_to_the_answer_alone_vllm_14399() {
     let admitted = |name: &str, start: Start, text: &str| -> String {
         let format = Format { reasoning: ReasoningFormat::named(name), tools: None };
-        let mut scope = StopScope::new(format, start).unwrap();
+        let mut scope = StopScope::new(format, &Setup { start, ..Setup::default() }).unwrap();
         text.chars().filter(|c| scope.admits(*c)).collect()
     };
     assert_eq!(admitted("qwen3", Start::Answer, "<think>a song</think>A song."), "A song.");
@@ -321,9 +321,32 @@ fn stop_strings_belong_to_the_answer_alone_vllm_14399() {
         "<|channel|>analysis<|message|>a song<|end|><|start|>assistant<|channel|>final<|message|>A song.";
     assert_eq!(admitted("openai_gptoss", Start::Unknown, harmony), "A song.");
     assert!(
-        StopScope::new(Format { reasoning: None, tools: ToolFormat::named("hermes") }, Start::Unknown)
+        StopScope::new(Format { reasoning: None, tools: ToolFormat::named("hermes") }, &Setup::default())
             .is_none()
     );
+}
+
+#[test]
+fn stop_strings_and_the_message_see_the_same_reasoning() {
+    // What may stop is content or a call, by the very parser of the message, whatever ends and begins reasoning there.
+    let text = "hm <tool_call>\nstop</think>Now stop.<think>stop</think>Well, stop.";
+    let format =
+        |name: &str| Format { reasoning: ReasoningFormat::named(name), tools: ToolFormat::named("hermes") };
+    for (name, closed_by_tag, admitted, content) in [
+        (
+            "glm45",
+            false,
+            "\nstop</think>Now stop.<thinkWell, stop.",
+            "<tool_call>\nstop</think>Now stop.Well, stop.",
+        ),
+        ("glm45", true, "Now stop.<think>stop</think>Well, stop.", "Now stop.<think>stop</think>Well, stop."),
+        ("qwen3", true, "Now stop.<think>stop</think>Well, stop.", "Now stop.<think>stop</think>Well, stop."),
+    ] {
+        let setup = Setup { start: Start::Reasoning, closed_by_tag, ..Setup::default() };
+        let mut scope = StopScope::new(format(name), &setup).unwrap();
+        assert_eq!(text.chars().filter(|c| scope.admits(*c)).collect::<String>(), admitted, "{name}");
+        assert_eq!(parse(text, format(name), &setup).content, content, "{name}");
+    }
 }
 
 /// Pieces of every format, in any order: what no model should write and some model will.
@@ -467,56 +490,5 @@ fn unclosed_tags_take_linear_time_odysseus_4703() {
                 assert!(time.as_secs_f64() < 2.0, "{text:?} by {size} in {format:?}: {time:?}");
             }
         }
-    }
-}
-
-/// A machine from elsewhere: `@name;` is a call without arguments.
-#[derive(Debug, Default)]
-struct AtSign(Option<String>);
-
-impl StreamParser for AtSign {
-    fn feed(&mut self, c: char, out: &mut Output) -> Result<(), Malformed> {
-        match (&mut self.0, c) {
-            (None, '@') => self.0 = Some(String::new()),
-            (None, _) => out.content(c),
-            (Some(name), ';') => {
-                out.start_call(name, None);
-                out.end_call(true);
-                self.0 = None;
-            }
-            (Some(name), _) => {
-                name.push(c);
-                if !c.is_alphanumeric() {
-                    return Err(Malformed("no name"));
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn finish(&mut self, _: &mut Output) -> Result<(), Malformed> {
-        if self.0.is_some() { Err(Malformed("the text ended in a name")) } else { Ok(()) }
-    }
-
-    fn reset(&mut self) -> Uncommitted {
-        Uncommitted::head(format!("@{}", self.0.take().unwrap_or_default()))
-    }
-}
-
-#[test]
-fn a_machine_from_elsewhere_has_the_same_contract() {
-    let format = Format { reasoning: ReasoningFormat::named("qwen3"), tools: None };
-    let text = "<think>@no;</think>Say @f;, and @g !@h";
-    for run in [1, 2, 5, 100] {
-        let mut parser = MessageParser::plugged(format, Box::new(AtSign::default()), &Setup::default());
-        let mut message = Message::default();
-        let chars: Vec<char> = text.chars().collect();
-        for piece in chars.chunks(run) {
-            parser.push(&piece.iter().collect::<String>()).into_iter().for_each(|delta| message.apply(delta));
-        }
-        parser.finish().into_iter().for_each(|delta| message.apply(delta));
-        let calls: Vec<&str> = message.calls.iter().map(|call| &*call.name).collect();
-        assert_eq!((&*message.reasoning, calls), ("@no;", vec!["f"]));
-        assert_eq!(message.content, "Say, and @g !@h");
     }
 }

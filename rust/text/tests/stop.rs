@@ -7,7 +7,7 @@ use std::sync::{Arc, LazyLock};
 
 use common::byte_tokenizer;
 use frizzen_core::{Error, TokenId};
-use frizzen_text::parse::{Format, ReasoningFormat, Start};
+use frizzen_text::parse::{Format, ReasoningFormat, Setup, Start};
 use frizzen_text::{StopMatcher, StreamOptions, TextDelta, TextStream, Tokenizer};
 use proptest::prelude::*;
 
@@ -268,7 +268,7 @@ fn stop_strings_in_reasoning_are_ignored_vllm_14399() {
     for include in [false, true] {
         for step in [1, 2, 7, 100] {
             let options = StreamOptions {
-                stop_outside: Some((think, Start::Answer)),
+                stop_outside: Some((think, Setup { start: Start::Answer, ..Setup::default() })),
                 include_stop_in_output: include,
                 ..stopping(&["song"])
             };

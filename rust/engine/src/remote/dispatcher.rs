@@ -4,19 +4,20 @@
 //! mailboxes. A write that does not get through in [`WRITE_TIMEOUT`] is a lost replica, so one that hangs cannot hold
 //! the others up.
 
-use std::io::{self, BufReader, BufWriter, Write as _};
+use std::io::{self, BufWriter, Write as _};
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use frizzen_core::{Error, FinishReason, OutputDelta, Request, RequestId, StopReason};
+use frizzen_core::{Error, FinishReason, Request, RequestId, StopReason};
 use rustc_hash::FxHashSet;
 
 use super::affinity::Affinity;
-use super::wire::{self, Ending, FromReplica, RemoteRequest, ToReplica, VERSION};
+use super::reader::{OpenRequests, Reader, greet, lock};
+use super::wire::{self, Ending, FromReplica, RemoteRequest, ToReplica};
 use crate::engine::EngineSeat;
 use crate::handle::{Command, Health, Load, ReplicaStatus, Shared};
 use crate::pause::PauseMode;
@@ -25,13 +26,7 @@ use crate::worker::WorkerInfo;
 /// How long a replica may leave the connection full.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
 
-type OpenRequests = Arc<Mutex<FxHashSet<RequestId>>>;
-
-fn lock(open: &OpenRequests) -> MutexGuard<'_, FxHashSet<RequestId>> {
-    open.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-enum Event {
+pub(super) enum Event {
     Command(Command),
     /// Every handle is gone.
     Unattended,
@@ -493,74 +488,5 @@ impl Dispatcher {
             shared.set_phase(Health::Loading(text));
         }
         shared.set_replicas(statuses);
-    }
-}
-
-/// The rank of whoever connected.
-fn greet(mut stream: UnixStream) -> io::Result<(u32, UnixStream)> {
-    stream.set_read_timeout(Some(WRITE_TIMEOUT))?;
-    let hello: Option<FromReplica> = wire::read(&mut stream)?;
-    stream.set_read_timeout(None)?;
-    match hello {
-        Some(FromReplica::Hello { version: VERSION, rank }) => Ok((rank, stream)),
-        Some(FromReplica::Hello { version, .. }) => {
-            Err(io::Error::other(format!("it speaks version {version}, this is version {VERSION}")))
-        }
-        _ => Err(io::Error::other("its first message was no greeting")),
-    }
-}
-
-/// Brings the outputs of one connection to their mailboxes.
-struct Reader {
-    rank: u32,
-    number: u64,
-    shared: Arc<Shared>,
-    open: OpenRequests,
-    events: Sender<Event>,
-}
-
-impl Reader {
-    fn run(self, stream: UnixStream) {
-        let mut input = BufReader::new(stream);
-        let lost = loop {
-            match wire::read(&mut input) {
-                Ok(Some(FromReplica::Deltas { now, deltas })) => self.deliver(now, deltas),
-                Ok(Some(message)) => {
-                    if self.events.send(Event::Said(self.rank, self.number, message)).is_err() {
-                        return;
-                    }
-                }
-                Ok(None) => break None,
-                Err(error) => break Some(error),
-            }
-        };
-        if let Some(error) = lost {
-            tracing::debug!(engine = self.rank, %error, "the connection to a replica broke");
-        }
-        let _ = self.events.send(Event::Lost(self.rank, self.number));
-    }
-
-    fn deliver(&self, there: Duration, deltas: Vec<(RequestId, OutputDelta)>) {
-        let here = self.shared.clock.now();
-        let mut woken = Vec::with_capacity(deltas.len());
-        for (id, mut delta) in deltas {
-            let ended = delta.finish.is_some();
-            delta.timing = delta.timing.map(|timing| timing.on_clock(there, here));
-            if ended {
-                lock(&self.open).remove(&id);
-            }
-            let mailbox = {
-                let mut registry = self.shared.registry();
-                if ended { registry.remove(&id) } else { registry.get(&id).cloned() }
-            };
-            // The front end may have given the request up.
-            if let Some(mailbox) = mailbox {
-                mailbox.append(|pending| pending.merge(delta));
-                woken.push(mailbox);
-            }
-        }
-        for mailbox in woken {
-            mailbox.wake();
-        }
     }
 }

@@ -102,10 +102,10 @@ fn models_draft_with_the_weights_and_methods_that_were_given() {
             Some(3),
         ),
         (
-            json!({"speculative_config": json!({"method": "dspark", "num_speculative_tokens": 7,
+            json!({"speculative_config": json!({"method": "dspark", "model": "/e", "num_speculative_tokens": 7,
                 "draft_sample_method": "probabilistic", "rejection_sample_method": "block"}).to_string()}),
             models[3],
-            None,
+            Some("/e"),
             Some(7),
         ),
         (

@@ -6,13 +6,12 @@ use crate::error::ApiError;
 use crate::request::chat::{ChatRequest, Conversation, conversation};
 use crate::request::common::{Limits, MAX_STOP};
 use crate::request::fields::Fields;
-use crate::request::parity::{self, Dialect, Support};
 use crate::request::tools::ToolChoice;
 use crate::request::translate::{Turns, function, strange, string};
 
 /// What a chat calls the budget of reasoning.
 const BUDGET: &str = "thinking_token_budget";
-/// What a chat calls otherwise; the budget first.
+/// What a chat calls otherwise; the budget comes first, since a body may also name it as a chat does.
 const NAMES: [(&str, &str); 5] = [
     (BUDGET, "thinking"),
     ("stop", "stop_sequences"),
@@ -31,8 +30,7 @@ pub fn read(mut fields: Fields, limits: &Limits) -> Result<ChatRequest, ApiError
     chat.insert("stop".to_owned(), stop.into());
     output(&mut fields, &mut chat)?;
     prompt(&mut fields, &mut chat, limits.format.reasoning.is_some())?;
-    // A budget that came under a chat's own name keeps it.
-    let names = &NAMES[usize::from(fields.has(BUDGET))..];
+    let names = if chat.contains_key(BUDGET) { &NAMES[..] } else { &NAMES[1..] };
     ChatRequest::read(fields.into_chat(chat), limits).map_err(|error| error.renamed(names))
 }
 
@@ -144,7 +142,7 @@ fn blocks(value: &Value, param: &'static str, place: &str) -> Result<Vec<Value>,
 }
 
 /// `thinking` switches what templates call `enable_thinking`. Its budget, which clients must send, is enforced where
-/// reasoning can be counted and a chat takes a budget; elsewhere how much of it there is is the model's affair.
+/// reasoning can be counted; elsewhere how much of it there is is the model's affair.
 fn thinking(
     fields: &mut Fields,
     chat: &mut Map<String, Value>,
@@ -159,10 +157,7 @@ fn thinking(
             return Err(ApiError::invalid("thinking", message));
         }
     };
-    let takes_budget = matches!(parity::support(Dialect::Chat, BUDGET), Support::Yes);
-    if let Some(budget) =
-        thinking.get("budget_tokens").filter(|_| enabled && counts_reasoning && takes_budget)
-    {
+    if let Some(budget) = thinking.get("budget_tokens").filter(|_| enabled && counts_reasoning) {
         chat.insert(BUDGET.to_owned(), budget.clone());
     }
     let mut kwargs = fields.object("chat_template_kwargs")?.unwrap_or_default();

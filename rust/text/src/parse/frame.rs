@@ -1,5 +1,6 @@
 //! What all tool formats share: content until a call opens, the call, content again.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::mem::take;
 use std::sync::Arc;
@@ -18,6 +19,14 @@ pub(super) trait Body: fmt::Debug + Send {
     fn is_settled(&self) -> bool {
         false
     }
+
+    /// Text that was taken in vain and is to be read again, before any other.
+    fn unread(&mut self) -> String {
+        String::new()
+    }
+
+    /// The text has ended: what waits for more text gives up, if that leaves something to be read again.
+    fn give_up(&mut self, _: &mut Output) {}
 
     /// The text has ended: what has begun as a call is ended, and a head without a call is an error.
     fn end(&mut self, out: &mut Output) -> Result<(), Malformed>;
@@ -56,6 +65,8 @@ pub(super) struct Frame {
     tools: Arc<ToolSchemas>,
     scan: Scan,
     body: Option<Box<dyn Body>>,
+    /// Characters to be read before any other.
+    pending: VecDeque<char>,
     /// Text of the body that is not committed to a call.
     held: String,
     /// `held` begins with what opened the body: there was no call in it yet.
@@ -68,8 +79,18 @@ pub(super) struct Frame {
 impl Frame {
     pub(super) fn new(spec: &'static FrameSpec, tools: Arc<ToolSchemas>) -> Self {
         let markers = [spec.opens, spec.drops].concat();
-        let (scan, held) = (Scan::default(), String::new());
-        Self { spec, markers, tools, scan, body: None, held, fresh: false, blank: true, called: false }
+        Self {
+            spec,
+            markers,
+            tools,
+            scan: Scan::default(),
+            body: None,
+            pending: VecDeque::new(),
+            held: String::new(),
+            fresh: false,
+            blank: true,
+            called: false,
+        }
     }
 
     fn open(&mut self, marker: Option<usize>) {
@@ -78,11 +99,23 @@ impl Frame {
         self.held = marker.map_or_else(String::new, |index| self.markers[index].to_owned());
     }
 
+    fn read_pending(&mut self, out: &mut Output) -> Result<(), Malformed> {
+        while let Some(c) = self.pending.pop_front() {
+            if self.body.is_some() {
+                self.feed_body(c, out)?;
+            } else {
+                self.feed_text(c, out)?;
+            }
+        }
+        Ok(())
+    }
+
     fn feed_body(&mut self, c: char, out: &mut Output) -> Result<(), Malformed> {
         let Some(body) = &mut self.body else { return Ok(()) };
         self.held.push(c);
         let (in_call, calls) = (out.in_call(), out.calls());
         let done = body.feed(c, out)?;
+        put_back(&mut self.pending, &body.unread());
         let committed = in_call || out.calls() > calls;
         if committed {
             self.called = true;
@@ -124,12 +157,26 @@ impl Frame {
     }
 }
 
+/// What is to be read before anything else.
+fn put_back(pending: &mut VecDeque<char>, text: &str) {
+    text.chars().rev().for_each(|c| pending.push_front(c));
+}
+
 impl StreamParser for Frame {
     fn feed(&mut self, c: char, out: &mut Output) -> Result<(), Malformed> {
-        if self.body.is_some() { self.feed_body(c, out) } else { self.feed_text(c, out) }
+        self.pending.push_back(c);
+        self.read_pending(out)
     }
 
     fn finish(&mut self, out: &mut Output) -> Result<(), Malformed> {
+        while let Some(body) = &mut self.body {
+            body.give_up(out);
+            put_back(&mut self.pending, &body.unread());
+            if self.pending.is_empty() {
+                break;
+            }
+            self.read_pending(out)?;
+        }
         match &mut self.body {
             Some(body) => body.end(out)?,
             None => self.scan.take().chars().for_each(|c| out.content(c)),
@@ -144,7 +191,21 @@ impl StreamParser for Frame {
         self.blank = false;
         let held = take(&mut self.held);
         // Behind a call, what is held is a few characters that were looked at as markup only.
-        if self.fresh { Uncommitted::head(held) } else { Uncommitted { text: held, again: 0 } }
+        let mut uncommitted =
+            if self.fresh { Uncommitted::head(held) } else { Uncommitted { text: held, again: 0 } };
+        uncommitted.text.extend(self.pending.drain(..));
+        uncommitted
+    }
+
+    fn is_idle(&self) -> bool {
+        self.body.is_none()
+    }
+
+    fn pause(&mut self, out: &mut Output) {
+        for c in self.scan.take().chars() {
+            self.blank = false;
+            out.content(c);
+        }
     }
 }
 

@@ -95,6 +95,11 @@ impl JsonValue {
         matches!(self.state, State::Text { .. })
     }
 
+    /// True inside a string, be it in an escape.
+    pub(super) fn in_string(&self) -> bool {
+        matches!(self.state, State::Text { .. } | State::Escape { .. } | State::Hex { .. })
+    }
+
     /// Takes the next character. Not to be called again after anything but [`Step::More`].
     pub(super) fn step(&mut self, c: char) -> Step {
         let spaced = matches!(

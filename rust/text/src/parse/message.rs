@@ -37,7 +37,7 @@ pub struct Setup {
     /// The ids of calls are a function of it and of their position.
     pub id_seed: u64,
     /// Reasoning ends at its closing tag and nowhere else, not even where a call seems to open: so it is where a grammar
-    /// binds what follows that tag.
+    /// binds what follows that tag. It does not open again after what is bound.
     pub closed_by_tag: bool,
 }
 
@@ -61,9 +61,12 @@ impl Format {
         }
     }
 
-    pub(super) fn tags(&self, open: bool) -> Option<Tags> {
-        let ends = self.tools.map_or(&[][..], |tools| tools.opens());
-        self.tag_pair().filter(|_| !self.is_harmony()).map(|pair| Tags::new(pair, ends, open))
+    fn tags(&self, open: bool, closed_by_tag: bool) -> Option<Tags> {
+        let pair = self.tag_pair().filter(|_| !self.is_harmony())?;
+        let opens = self.tools.map_or(&[][..], |tools| tools.opens());
+        let ends = if closed_by_tag { &[] } else { opens };
+        let reopens = !closed_by_tag && self.reasoning.is_some_and(|format| format.reopens);
+        Some(Tags::new(pair, ends, open, reopens))
     }
 }
 
@@ -85,31 +88,48 @@ impl MessageParser {
                 _ => None,
             }
         };
-        let tags =
-            if setup.closed_by_tag { Format { tools: None, ..format }.tags(open) } else { format.tags(open) };
+        let tags = format.tags(open, setup.closed_by_tag);
         Self { tags, parser, out, passed: String::new(), notes: Vec::new() }
-    }
-
-    /// A parser at the beginning of a text whose calls a machine from elsewhere reads. The reasoning of `format` is
-    /// taken off before the machine sees the text; its tools are not looked at.
-    pub fn plugged(format: Format, machine: Box<dyn StreamParser>, setup: &Setup) -> Self {
-        let mut parser = Self::new(Format { tools: None, ..format }, setup);
-        parser.parser = Some(machine);
-        parser
     }
 
     /// Takes the next piece of the text, cut anywhere; what it makes certain.
     pub fn push(&mut self, text: &str) -> Vec<Delta> {
-        for c in text.chars() {
-            match &mut self.tags {
-                Some(tags) => {
-                    tags.feed(c, &mut self.out, &mut self.passed);
-                    self.pass();
-                }
-                None => self.feed(c),
-            }
-        }
+        text.chars().for_each(|c| self.take(c));
         self.out.take()
+    }
+
+    /// Takes the next character; true if it may belong to a stop string: none in reasoning or in the markup around it
+    /// does.
+    pub(super) fn admits(&mut self, c: char) -> bool {
+        let hidden = self.hides();
+        self.take(c);
+        self.out.take();
+        !hidden && !self.hides()
+    }
+
+    fn hides(&self) -> bool {
+        match &self.tags {
+            Some(tags) => tags.is_inside(),
+            None => self.parser.as_ref().is_some_and(|parser| parser.hides()),
+        }
+    }
+
+    fn take(&mut self, c: char) {
+        let Some(tags) = &mut self.tags else { return self.feed(c) };
+        if !tags.may_reopen() {
+            tags.feed(c, &mut self.out, &mut self.passed);
+        } else if tags.reopens_at(
+            c,
+            self.parser.as_ref().is_none_or(|parser| parser.is_idle()),
+            &mut self.passed,
+        ) {
+            // What came before the tag was passed on when the tag began.
+            if let Some(parser) = &mut self.parser {
+                parser.pause(&mut self.out);
+            }
+            tags.reopen(&mut self.out);
+        }
+        self.pass();
     }
 
     /// The text has ended: everything that was held back. Nothing may be pushed after it.

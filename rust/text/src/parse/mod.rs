@@ -7,7 +7,8 @@
 //! * no part of a marker is shown while it may still become one;
 //! * nothing is lost: text that looked like a call and is none comes back as content, and what was given out before
 //!   stays; a call whose arguments have begun keeps them, whatever follows;
-//! * text inside a string argument never ends a call;
+//! * text inside a string argument never ends a call, and where a value is JSON, text inside its strings never ends it;
+//! * what opens reasoning opens it in content only, never in a call;
 //! * arguments are given out as the JSON text that they are, and a call is `complete` only if that text is a JSON object;
 //! * memory is bounded: by the held head of a call, one buffered value, and the nesting of JSON.
 //!
@@ -29,11 +30,13 @@ mod schema;
 mod scope;
 mod syntax;
 mod tags;
+mod value;
 
 use std::fmt;
 
 pub use message::{Message, MessageParser, Setup, Start, ToolCall, parse};
-pub use output::{Delta, IdStyle, Output};
+pub(crate) use output::Output;
+pub use output::{Delta, IdStyle};
 pub(crate) use registry::TagPair;
 pub use registry::{Format, ReasoningFormat, ToolFormat};
 pub use schema::ToolSchemas;
@@ -55,16 +58,16 @@ impl fmt::Display for Malformed {
 
 /// Text that was held back when it turned out not to be a call.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Uncommitted {
+pub(crate) struct Uncommitted {
     /// All of it: content.
-    pub text: String,
+    pub(crate) text: String,
     /// Where in it the part begins that may hold the beginning of a call, and is to be fed again.
-    pub again: usize,
+    pub(crate) again: usize,
 }
 
 impl Uncommitted {
     /// Everything but the last character, the one at fault, is known to be content.
-    pub fn head(text: String) -> Self {
+    pub(crate) fn head(text: String) -> Self {
         let again = text.char_indices().next_back().map_or(0, |(at, _)| at);
         Self { text, again }
     }
@@ -74,7 +77,7 @@ impl Uncommitted {
 ///
 /// What it wrote to the output is committed and survives an error; what it did not is given back by
 /// [`reset`](Self::reset), with the character at fault as its last one, and the machine is then in its content state.
-pub trait StreamParser: fmt::Debug + Send {
+pub(crate) trait StreamParser: fmt::Debug + Send {
     /// Takes the next character.
     fn feed(&mut self, c: char, out: &mut Output) -> Result<(), Malformed>;
 
@@ -88,4 +91,10 @@ pub trait StreamParser: fmt::Debug + Send {
     fn hides(&self) -> bool {
         false
     }
+
+    /// True in the content state, where reasoning may begin.
+    fn is_idle(&self) -> bool;
+
+    /// Reasoning begins here, in the content state: what is held for the sake of a marker is content.
+    fn pause(&mut self, out: &mut Output);
 }

@@ -4,18 +4,25 @@ use std::mem::take;
 
 use serde_json::Value;
 
-use super::MAX_HELD;
 use super::output::Output;
+use super::scan::Scan;
 use super::schema::Kind;
+use super::value::{HeldValue, Taken};
 
 #[derive(Clone, Debug, Default)]
 enum Current {
     #[default]
     None,
     /// A string, given out as it comes.
-    Text { begun: bool, newline: bool },
+    Text { begun: bool, newline: bool, scan: Scan },
     /// Kept until it is known what it is.
-    Json(String),
+    Json(HeldValue),
+}
+
+impl Current {
+    fn text() -> Self {
+        Self::Text { begun: false, newline: false, scan: Scan::default() }
+    }
 }
 
 /// Writes the arguments of one call.
@@ -25,13 +32,18 @@ pub(super) struct Params {
     /// The format puts one newline before and after each value.
     framed: bool,
     current: Current,
+    /// The text that ends a value.
+    tag: &'static str,
+    /// What was read behind the end of a value, before that was known.
+    unread: String,
     /// Text stood where only arguments may: the call is not what the model meant.
     spoiled: bool,
 }
 
 impl Params {
-    pub(super) fn new(framed: bool) -> Self {
-        Self { framed, ..Self::default() }
+    /// For values that `tag` ends.
+    pub(super) fn new(framed: bool, tag: &'static str) -> Self {
+        Self { framed, tag, ..Self::default() }
     }
 
     pub(super) fn begin(&mut self, key: &str, kind: Kind, out: &mut Output) {
@@ -42,44 +54,72 @@ impl Params {
         self.current = match kind {
             Kind::Text => {
                 out.argument('"');
-                Current::Text { begun: false, newline: false }
+                Current::text()
             }
-            Kind::Json => Current::Json(String::new()),
+            Kind::Json => Current::Json(HeldValue::default()),
         };
     }
 
-    pub(super) fn push(&mut self, text: &str, out: &mut Output) {
-        for c in text.chars() {
-            self.push_char(c, out);
+    /// Takes the next character of the value; true if it has ended, and [`Self::unread`] is to be read behind it.
+    pub(super) fn feed(&mut self, c: char, out: &mut Output) -> bool {
+        match &mut self.current {
+            Current::None => true,
+            Current::Text { scan, .. } => {
+                let mut text = String::new();
+                let found = scan.feed(c, &[self.tag], &mut text);
+                self.write(&text, out);
+                if found.is_some() {
+                    self.end_value(out);
+                }
+                found.is_some()
+            }
+            Current::Json(value) => match value.feed(c, self.tag) {
+                Taken::More => false,
+                Taken::Ended(rest) => {
+                    self.unread = rest;
+                    self.end_value(out);
+                    true
+                }
+                Taken::TooLong => {
+                    // Too long to wait for: as a string it need not be kept.
+                    let text = take(value).into_text();
+                    out.argument('"');
+                    self.current = Current::text();
+                    text.chars().any(|c| self.feed(c, out))
+                }
+            },
         }
     }
 
-    fn push_char(&mut self, c: char, out: &mut Output) {
-        match &mut self.current {
-            Current::None => {}
-            Current::Text { begun, newline } => {
-                let first = !std::mem::replace(begun, true);
-                if self.framed && c == '\n' && first {
-                    return;
-                }
-                if take(newline) {
-                    escape('\n', out);
-                }
-                if self.framed && c == '\n' {
-                    *newline = true;
-                } else {
-                    escape(c, out);
-                }
+    /// The text ends here; true if the value has ended before, as in [`Self::feed`]. `markers` may stand behind a value.
+    pub(super) fn give_up(&mut self, markers: &[&str], out: &mut Output) -> bool {
+        let Current::Json(value) = &mut self.current else { return false };
+        let Some(rest) = value.give_up(self.tag, markers) else { return false };
+        self.unread = rest;
+        self.end_value(out);
+        true
+    }
+
+    /// What was read behind a value that has ended.
+    pub(super) fn unread(&mut self) -> String {
+        take(&mut self.unread)
+    }
+
+    /// Writes a part of a string.
+    fn write(&mut self, text: &str, out: &mut Output) {
+        let Current::Text { begun, newline, .. } = &mut self.current else { return };
+        for c in text.chars() {
+            let first = !std::mem::replace(begun, true);
+            if self.framed && c == '\n' && first {
+                continue;
             }
-            Current::Json(text) => {
-                text.push(c);
-                if text.len() > MAX_HELD {
-                    // Too long to wait for: as a string it need not be kept.
-                    let text = take(text);
-                    out.argument('"');
-                    self.current = Current::Text { begun: false, newline: false };
-                    self.push(&text, out);
-                }
+            if take(newline) {
+                escape('\n', out);
+            }
+            if self.framed && c == '\n' {
+                *newline = true;
+            } else {
+                escape(c, out);
             }
         }
     }
@@ -92,12 +132,11 @@ impl Params {
         }
     }
 
-    /// The value has ended.
-    pub(super) fn end_value(&mut self, out: &mut Output) {
+    fn end_value(&mut self, out: &mut Output) {
         match take(&mut self.current) {
             Current::None => {}
             Current::Text { .. } => out.argument('"'),
-            Current::Json(text) => out.arguments(&as_json(&text, self.framed)),
+            Current::Json(value) => out.arguments(&as_json(&value.into_text(), self.framed)),
         }
     }
 
@@ -111,6 +150,10 @@ impl Params {
 
     /// The text has ended inside the call.
     pub(super) fn cut(&mut self, out: &mut Output) {
+        if let Current::Text { scan, .. } = &mut self.current {
+            let held = scan.take();
+            self.write(&held, out);
+        }
         match take(&mut self.current) {
             Current::None => {}
             Current::Text { newline, .. } => {
@@ -118,7 +161,7 @@ impl Params {
                     escape('\n', out);
                 }
             }
-            Current::Json(text) => out.arguments(text.trim_start()),
+            Current::Json(value) => out.arguments(value.into_text().trim_start()),
         }
         out.end_call(false);
     }

@@ -187,6 +187,14 @@ impl StreamParser for PluggedParser {
         Ok(())
     }
 
+    fn is_idle(&self) -> bool {
+        self.body.is_none()
+    }
+
+    fn pause(&mut self, out: &mut Output) {
+        self.scan.take().chars().for_each(|c| out.content(c));
+    }
+
     fn reset(&mut self) -> Uncommitted {
         self.body = None;
         self.scan.take();

@@ -34,6 +34,14 @@ pub struct ReasoningFormat {
     pub(super) machine: ReasoningMachine,
     /// Without knowledge of the prompt, a text begins inside reasoning.
     pub(super) assumed_open: bool,
+    /// The model thinks between parts of its answer and between calls too.
+    pub(super) reopens: bool,
+}
+
+impl ReasoningFormat {
+    const fn interleaved(self) -> Self {
+        Self { reopens: true, ..self }
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -80,22 +88,23 @@ pub(super) const fn tags(
     pair: TagPair,
     assumed_open: bool,
 ) -> ReasoningFormat {
-    ReasoningFormat { name, aliases, machine: ReasoningMachine::Tags(pair), assumed_open }
+    ReasoningFormat { name, aliases, machine: ReasoningMachine::Tags(pair), assumed_open, reopens: false }
 }
 
 /// Every reasoning format.
 pub static REASONING: &[ReasoningFormat] = &[
     tags("deepseek_r1", &[], THINK, true),
-    tags("deepseek_v3", &["deepseek_v31", "deepseek_v32"], THINK, false),
-    tags("glm45", &["glm46", "glm47", "glm"], THINK, false),
-    tags("kimi_k2", &["kimi"], THINK, false),
-    tags("mistral", &[], TagPair { open: "[THINK]", close: "[/THINK]" }, false),
+    tags("deepseek_v3", &["deepseek_v31", "deepseek_v32"], THINK, false).interleaved(),
+    tags("glm45", &["glm46", "glm47", "glm"], THINK, false).interleaved(),
+    tags("kimi_k2", &["kimi"], THINK, false).interleaved(),
+    tags("mistral", &[], TagPair { open: "[THINK]", close: "[/THINK]" }, false).interleaved(),
     tags("nemotron", &["nemotron_v3"], THINK, false),
     ReasoningFormat {
         name: "openai_gptoss",
         aliases: &["openai", "gpt_oss", "harmony"],
         machine: ReasoningMachine::Harmony,
         assumed_open: false,
+        reopens: true,
     },
     tags("qwen3", &["think"], THINK, false),
 ];

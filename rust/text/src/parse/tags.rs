@@ -1,4 +1,4 @@
-//! Reasoning between two tags, at the beginning of an answer.
+//! Reasoning between two tags, at the beginning of an answer and, in some formats, in the middle of one.
 
 use super::output::Output;
 use super::registry::TagPair;
@@ -17,29 +17,54 @@ enum State {
 /// Separates reasoning from the rest, which it passes on.
 ///
 /// Reasoning ends at its closing tag, and where a tool call opens: some models never close it before one. It may open
-/// again only while nothing but white space followed. A text without tags is passed on as it is.
+/// again while nothing but white space followed, and later where `reopens` says so. A text without tags is passed on as
+/// it is.
 #[derive(Debug)]
 pub(super) struct Tags {
     pair: TagPair,
     /// The closing tag, what else ends reasoning, and the opening tag last.
     inside: Vec<&'static str>,
+    /// Reasoning may open again after content and between calls.
+    reopens: bool,
     state: State,
     scan: Scan,
 }
 
 impl Tags {
-    pub(super) fn new(pair: TagPair, ends: &[&'static str], open: bool) -> Self {
+    pub(super) fn new(pair: TagPair, ends: &[&'static str], open: bool, reopens: bool) -> Self {
         let inside = [&[pair.close], ends, &[pair.open]].concat();
         let state = if open { State::Opened } else { State::Before };
-        Self { pair, inside, state, scan: Scan::default() }
+        Self { pair, inside, reopens, state, scan: Scan::default() }
     }
 
     pub(super) fn is_inside(&self) -> bool {
         match self.state {
             State::Opened | State::Inside => true,
             State::Before => !self.scan.is_empty(),
+            // A stop string may begin like the tag.
             State::After => false,
         }
+    }
+
+    /// True where [`Self::reopens_at`] is to be asked.
+    pub(super) fn may_reopen(&self) -> bool {
+        self.reopens && self.state == State::After
+    }
+
+    /// Takes the next character after reasoning; true if it completed a tag that opens reasoning again. In a call
+    /// (not `idle`) nothing does.
+    pub(super) fn reopens_at(&mut self, c: char, idle: bool, passed: &mut String) -> bool {
+        if idle {
+            return self.scan.feed(c, &[self.pair.open], passed).is_some();
+        }
+        passed.push_str(&self.scan.take());
+        passed.push(c);
+        false
+    }
+
+    pub(super) fn reopen(&mut self, out: &mut Output) {
+        self.state = State::Opened;
+        out.begin_reasoning();
     }
 
     /// Takes the next character; what is not reasoning is appended to `passed`.
@@ -49,8 +74,7 @@ impl Tags {
             State::Before => {
                 let before = passed.len();
                 if self.scan.feed(c, &[self.pair.open], passed).is_some() {
-                    self.state = State::Opened;
-                    out.begin_reasoning();
+                    self.reopen(out);
                 } else if !passed[before..].trim().is_empty() {
                     self.state = State::After;
                     passed.push_str(&self.scan.take());

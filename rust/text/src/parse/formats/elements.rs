@@ -74,7 +74,7 @@ impl Elements {
             return Err(Malformed("a call without a name"));
         }
         out.start_call(name, None);
-        self.params = Params::new(self.spec.framed);
+        self.params = Params::new(self.spec.framed, self.spec.value_end);
         self.state = State::Inside;
         Ok(())
     }
@@ -131,10 +131,7 @@ impl Body for Elements {
                 }
             }
             State::Value => {
-                let found = self.scan.feed(c, &[spec.value_end], &mut text);
-                self.params.push(&text, out);
-                if found.is_some() {
-                    self.params.end_value(out);
+                if self.params.feed(c, out) {
                     self.state = State::Inside;
                 }
             }
@@ -146,13 +143,19 @@ impl Body for Elements {
         match self.state {
             State::Between => {}
             State::Name => return Err(Malformed("the text ended before the arguments")),
-            State::Inside | State::Key => self.params.cut(out),
-            State::Value => {
-                let held = self.scan.take();
-                self.params.push(&held, out);
-                self.params.cut(out);
-            }
+            State::Inside | State::Key | State::Value => self.params.cut(out),
         }
         Ok(())
+    }
+
+    fn unread(&mut self) -> String {
+        self.params.unread()
+    }
+
+    fn give_up(&mut self, out: &mut Output) {
+        let ElementsSpec { parameter, function_end, close, .. } = self.spec;
+        if self.state == State::Value && self.params.give_up(&[parameter, function_end, close], out) {
+            self.state = State::Inside;
+        }
     }
 }

@@ -70,7 +70,7 @@ impl Call {
             scan: Scan::default(),
             name: String::new(),
             key: String::new(),
-            params: Params::default(),
+            params: Params::new(false, VALUE_END),
         }
     }
 
@@ -128,10 +128,7 @@ impl Body for Call {
                 }
             }
             State::Value => {
-                let found = self.scan.feed(c, &[VALUE_END], &mut text);
-                self.params.push(&text, out);
-                if found.is_some() {
-                    self.params.end_value(out);
+                if self.params.feed(c, out) {
                     self.state = State::Between;
                 }
             }
@@ -143,11 +140,17 @@ impl Body for Call {
         if self.state == State::Name {
             return Err(Malformed("the text ended before the arguments"));
         }
-        if self.state == State::Value {
-            let held = self.scan.take();
-            self.params.push(&held, out);
-        }
         self.params.cut(out);
         Ok(())
+    }
+
+    fn unread(&mut self) -> String {
+        self.params.unread()
+    }
+
+    fn give_up(&mut self, out: &mut Output) {
+        if self.state == State::Value && self.params.give_up(&[KEY, CLOSE], out) {
+            self.state = State::Between;
+        }
     }
 }

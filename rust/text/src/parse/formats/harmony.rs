@@ -17,6 +17,11 @@ const MESSAGE: &str = "<|message|>";
 /// What ends a message: its own markers, and the next header if a model forgets them.
 const ENDS: &[&str] = &["<|end|>", "<|call|>", "<|return|>", START, CHANNEL];
 const FIRST_HEADER: usize = 3;
+/// What a header says behind `<|start|>` and behind `<|channel|>`.
+const ROLE: &str = "assistant";
+/// Most bytes of a header, or behind a marker in content, in which it is looked whether a header can follow.
+const MAX_CHECKED: usize = 256;
+const CHANNELS: &[&str] = &["analysis", "commentary", "final"];
 
 pub(in crate::parse) const FORMAT: ToolFormat = ToolFormat {
     name: "openai",
@@ -37,10 +42,20 @@ pub(in crate::parse) const FORMAT: ToolFormat = ToolFormat {
 enum State {
     /// Outside messages: text that stands there is content.
     Outside,
-    /// In a header; the text from its first marker on.
-    Header(String),
+    /// In a header; the text from its first marker on. Behind content it is checked while it comes, since the text may
+    /// only name the marker.
+    Header {
+        text: String,
+        checked: bool,
+    },
     Reasoning,
     Content,
+    /// Behind markers that end content if a header or nothing follows them: all from the first one on, and where the
+    /// last one ended.
+    Ending {
+        read: String,
+        end: usize,
+    },
     Arguments(JsonArgs),
     Broken(Broken),
 }
@@ -62,6 +77,17 @@ fn address(header: &str) -> (&str, Option<&str>) {
     (&channel[..word(channel)], to)
 }
 
+/// True if a header may begin like this. Text that only names a marker does not.
+fn may_be_header(text: &str) -> bool {
+    let begins = |text: &str, word: &str| word.starts_with(text) || text.starts_with(word);
+    let channel = |text: &str| CHANNELS.iter().any(|channel| begins(text, channel));
+    if let Some(rest) = text.strip_prefix(CHANNEL) {
+        return channel(rest);
+    }
+    let Some(rest) = text.strip_prefix(START) else { return true };
+    begins(rest, ROLE) && rest.split_once(CHANNEL).is_none_or(|(_, rest)| channel(rest))
+}
+
 impl Harmony {
     /// `open` if the prompt ends in reasoning.
     pub(in crate::parse) fn new(calls: bool, open: bool) -> Self {
@@ -70,8 +96,8 @@ impl Harmony {
     }
 
     fn begin(&mut self, out: &mut Output) {
-        let State::Header(header) = &mut self.state else { return };
-        let header = take(header);
+        let State::Header { text, .. } = &mut self.state else { return };
+        let header = take(text);
         let (channel, to) = address(&header);
         let function = to.and_then(|to| to.strip_prefix("functions.")).filter(|name| !name.is_empty());
         self.state = match function {
@@ -89,13 +115,38 @@ impl Harmony {
     }
 
     fn end_message(&mut self, marker: usize, out: &mut Output) {
-        if matches!(self.state, State::Reasoning) {
+        let thought = matches!(self.state, State::Reasoning);
+        if thought {
             out.end_reasoning();
         }
-        self.state = match ENDS.get(marker) {
-            Some(opener) if marker >= FIRST_HEADER => State::Header((*opener).to_owned()),
+        let in_content = matches!(self.state, State::Content);
+        self.state = match (marker, ENDS[marker].to_owned()) {
+            (FIRST_HEADER.., text) => State::Header { text, checked: !thought },
+            (_, read) if in_content => State::Ending { end: read.len(), read },
             _ => State::Outside,
         };
+    }
+
+    /// Reads on behind a marker in content.
+    fn follow(&mut self, c: char, out: &mut Output) -> Result<(), Malformed> {
+        let State::Ending { read, end } = &mut self.state else { return Ok(()) };
+        read.push(c);
+        let behind = read[*end..].trim_start();
+        match ENDS.iter().position(|marker| marker.starts_with(behind)) {
+            Some(marker) if ENDS[marker] == behind && marker < FIRST_HEADER => *end = read.len(),
+            Some(marker) if ENDS[marker] == behind => self.end_message(marker, out),
+            Some(_) if read.len() <= *end + MAX_CHECKED => {}
+            _ => {
+                // The marker was text, and what stands behind it may be a marker again.
+                let again = behind.to_owned();
+                read.truncate(read.len() - again.len());
+                let text = take(read);
+                self.state = State::Content;
+                self.write(&text, out);
+                again.chars().try_for_each(|c| self.feed(c, out))?;
+            }
+        }
+        Ok(())
     }
 
     fn write(&self, text: &str, out: &mut Output) {
@@ -112,16 +163,20 @@ impl StreamParser for Harmony {
     fn feed(&mut self, c: char, out: &mut Output) -> Result<(), Malformed> {
         let mut text = String::new();
         match &mut self.state {
-            State::Header(header) => {
+            State::Header { text, checked } => {
                 // The header goes on to its `<|message|>`, whatever markers stand in it.
-                header.push(c);
-                if header.len() > MAX_HELD {
+                text.push(c);
+                if text.len() > MAX_HELD {
                     return Err(Malformed("a header is too long"));
                 }
-                if header.ends_with(MESSAGE) {
+                if *checked && text.len() < MAX_CHECKED && !may_be_header(text) {
+                    return Err(Malformed("a marker without a header"));
+                }
+                if text.ends_with(MESSAGE) {
                     self.begin(out);
                 }
             }
+            State::Ending { .. } => return self.follow(c, out),
             State::Outside | State::Reasoning | State::Content => {
                 let found = self.scan.feed(c, ENDS, &mut text);
                 self.write(&text, out);
@@ -151,8 +206,8 @@ impl StreamParser for Harmony {
 
     fn finish(&mut self, out: &mut Output) -> Result<(), Malformed> {
         match &mut self.state {
-            // A header without a message is markup.
-            State::Header(_) => {}
+            // A header without a message is markup, and a marker that nothing follows.
+            State::Header { .. } | State::Ending { .. } => {}
             State::Arguments(arguments) => arguments.end(out),
             State::Broken(broken) => broken.end(out),
             State::Outside | State::Reasoning | State::Content => {
@@ -166,14 +221,26 @@ impl StreamParser for Harmony {
 
     fn reset(&mut self) -> Uncommitted {
         match std::mem::replace(&mut self.state, State::Outside) {
-            State::Header(header) => Uncommitted::head(header),
+            State::Header { text, .. } => {
+                self.state = State::Content;
+                Uncommitted::head(text)
+            }
             _ => Uncommitted::default(),
         }
     }
 
+    fn is_idle(&self) -> bool {
+        matches!(self.state, State::Outside | State::Content)
+    }
+
+    fn pause(&mut self, out: &mut Output) {
+        let held = self.scan.take();
+        self.write(&held, out);
+    }
+
     fn hides(&self) -> bool {
         match self.state {
-            State::Header(_) | State::Reasoning => true,
+            State::Header { .. } | State::Reasoning => true,
             State::Outside => !self.scan.is_empty(),
             _ => false,
         }
