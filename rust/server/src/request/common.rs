@@ -112,18 +112,24 @@ impl Common {
             grammar: constraint::requested(fields)?,
             stop,
             bad_words: bad_words(fields)?,
-            include_stop: fields.flag("include_stop_str_in_output")?,
+            include_stop: fields.flag("include_stop_str_in_output")? | fields.flag("no_stop_trim")?,
             skip_special: fields.boolean("skip_special_tokens")?.unwrap_or(true),
             add_special: fields.boolean("add_special_tokens")?,
             truncate: truncate(fields, max_len)?,
             truncation_side: truncation_side(fields)?,
             priority: priority(fields, limits.by_priority)?,
             cache_salt: cache_salt(fields)?,
-            request_id: fields.string("request_id")?,
+            request_id: request_id(fields)?,
             shown: shown(fields)?,
             params: sampling(fields, vocab, &limits.defaults)?,
         })
     }
+}
+
+/// Two names of the peers for one thing.
+fn request_id(fields: &mut Fields) -> Result<Option<String>, ApiError> {
+    let (first, second) = (fields.string("request_id")?, fields.string("rid")?);
+    Ok(first.or(second))
 }
 
 fn bad_words(fields: &mut Fields) -> Result<Vec<String>, ApiError> {

@@ -22,6 +22,7 @@ pub fn of(dialect: Dialect, name: &str) -> Option<Value> {
         | "ignore_eos"
         | "include_reasoning"
         | "include_stop_str_in_output"
+        | "no_stop_trim"
         | "parallel_tool_calls"
         | "return_token_ids"
         | "return_tokens_as_token_ids"
@@ -30,7 +31,7 @@ pub fn of(dialect: Dialect, name: &str) -> Option<Value> {
         | "store"
         | "stream"
         | "timings" => json!({"type": "boolean"}),
-        "model" | "request_id" | "instructions" | "previous_response_id" | "reasoning_effort" => {
+        "model" | "request_id" | "rid" | "instructions" | "previous_response_id" | "reasoning_effort" => {
             json!({"type": "string"})
         }
         "cache_salt" => json!({"type": "string", "minLength": 1, "maxLength": MAX_SALT}),

@@ -277,3 +277,17 @@ fn bad_words_are_bounded_and_none_is_empty() {
         assert!(read(dialect, "bad_words", json!([])).unwrap().bad_words.is_empty());
     }
 }
+
+#[test]
+fn names_of_another_peer_mean_the_same() {
+    for dialect in BOTH {
+        let named = read(dialect, "rid", json!("a")).unwrap();
+        assert_eq!(named.request_id.as_deref(), Some("a"));
+        assert!(read(dialect, "no_stop_trim", json!(true)).unwrap().include_stop);
+        // What would bind the output is never passed over.
+        for field in ["regex", "ebnf", "json_schema"] {
+            let error = read(dialect, field, json!("x")).unwrap_err();
+            assert!(error.message.contains("structured_outputs"), "{error:?}");
+        }
+    }
+}
