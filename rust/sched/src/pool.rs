@@ -65,7 +65,7 @@ impl BlockPool {
         let meta =
             (0..n).map(|i| Meta { refs: 0, hash: None, prev: (i + n - 1) % n, next: (i + 1) % n }).collect();
         let cached = FxHashMap::with_capacity_and_hasher(n as usize, rustc_hash::FxBuildHasher);
-        Self { meta, free: n as usize - 1, cached, residency: BlockResidency::default() }
+        Self { meta, free: n as usize - 1, cached, residency: BlockResidency::new(n) }
     }
 
     /// Blocks that can be allocated now.

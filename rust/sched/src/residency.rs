@@ -7,7 +7,6 @@
 use std::time::Duration;
 
 use frizzen_core::BlockId;
-use rustc_hash::FxHashMap;
 
 /// Of how many blocks one is followed.
 const SAMPLED: u32 = 16;
@@ -36,27 +35,40 @@ struct Followed {
 }
 
 /// Times of the followed blocks, and what was seen since somebody asked.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct BlockResidency {
     now: Duration,
-    followed: FxHashMap<BlockId, Followed>,
+    /// Entry `i` is about block `i` times [`SAMPLED`].
+    followed: Vec<Option<Followed>>,
     seen: Vec<Residency>,
 }
 
 impl BlockResidency {
+    /// For a pool of this many blocks, the null block included.
+    pub fn new(num_blocks: u32) -> Self {
+        let followed = vec![None; num_blocks.div_ceil(SAMPLED) as usize];
+        Self { now: Duration::ZERO, followed, seen: Vec::new() }
+    }
+
     /// What happens from now on happens at this time.
     pub const fn set_now(&mut self, now: Duration) {
         self.now = now;
     }
 
+    /// The entry of a block, if it is followed.
+    fn entry(&mut self, block: BlockId) -> Option<&mut Option<Followed>> {
+        if block.0.is_multiple_of(SAMPLED) {
+            self.followed.get_mut((block.0 / SAMPLED) as usize)
+        } else {
+            None
+        }
+    }
+
     /// A block is handed out; what it held is lost.
     pub fn allocated(&mut self, block: BlockId, was_cached: bool) {
-        if !block.0.is_multiple_of(SAMPLED) {
-            return;
-        }
         let now = self.now;
-        let fresh = Followed { born: now, used: now };
-        if let Some(before) = self.followed.insert(block, fresh)
+        let Some(entry) = self.entry(block) else { return };
+        if let Some(before) = entry.replace(Followed { born: now, used: now })
             && was_cached
         {
             let since = |time: Duration| now.saturating_sub(time);
@@ -66,17 +78,19 @@ impl BlockResidency {
 
     /// A block was found by its prefix.
     pub fn reused(&mut self, block: BlockId) {
-        if let Some(followed) = self.followed.get_mut(&block) {
-            let gap = self.now.saturating_sub(followed.used);
-            followed.used = self.now;
+        let now = self.now;
+        if let Some(Some(followed)) = self.entry(block) {
+            let gap = now.saturating_sub(followed.used);
+            followed.used = now;
             self.seen.push(Residency::Reused { gap });
         }
     }
 
     /// A block was given back by one of those who hold it.
     pub fn released(&mut self, block: BlockId) {
-        if let Some(followed) = self.followed.get_mut(&block) {
-            followed.used = self.now;
+        let now = self.now;
+        if let Some(Some(followed)) = self.entry(block) {
+            followed.used = now;
         }
     }
 
