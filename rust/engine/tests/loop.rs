@@ -10,7 +10,9 @@ use frizzen_core::{
     SystemClock, TokenId, TokenMatcher,
 };
 use frizzen_engine::mock::{Content, Fault, MockWorker, TimingLaw, mock_info};
-use frizzen_engine::{Engine, EngineHandle, EngineOptions, Health, OutputStream, Turn, WorkerInfo, seat};
+use frizzen_engine::{
+    Engine, EngineHandle, EngineOptions, Health, OutputStream, PauseMode, Turn, WorkerInfo, seat,
+};
 use frizzen_metrics::{Metrics, MetricsOptions, TextFormat};
 use frizzen_sched::sim::OneOf;
 
@@ -265,6 +267,43 @@ fn every_delta_has_the_times_so_far() {
     }
     assert_eq!(ends.len(), 20);
     assert!(ends.is_sorted_by(|before, after| before < after));
+}
+
+#[test]
+fn requests_that_a_pause_holds_back_are_deferred() {
+    let mut rig = rig(MockWorker::new(mock_info()), EngineOptions::default());
+    let _settled = rig.handle.pause(PauseMode::Wait);
+    let stream = rig.handle.submit(request(&[1], 2)).expect("fits");
+    rig.run_to_idle();
+    let deferred = |rig: &Rig| {
+        let text = rig.metrics.encode(TextFormat::Prometheus);
+        text.lines().any(|line| {
+            line.starts_with("frizzen:num_requests_waiting_by_reason{") && line.ends_with("\"deferred\"} 1")
+        })
+    };
+    assert!(deferred(&rig));
+    assert!(rig.metric("frizzen:num_requests_waiting") > 0.0);
+    rig.handle.resume();
+    rig.run_to_idle();
+    assert!(!deferred(&rig));
+    assert_eq!(all(stream).tokens.len(), 2);
+}
+
+#[test]
+fn followed_blocks_tell_of_their_reuse_and_of_their_end() {
+    let info = WorkerInfo { num_blocks: 17, block_size: 4, max_model_len: 64, ..mock_info() };
+    let mut rig = rig(MockWorker::new(info), EngineOptions::default());
+    for at in 0..8 {
+        let prompt: Vec<TokenId> = (0..40).map(|token| token + at).collect();
+        for _ in 0..2 {
+            let stream = rig.handle.submit(request(&prompt, 2)).expect("fits");
+            rig.run_to_idle();
+            all(stream);
+        }
+    }
+    for name in ["lifetime", "idle_before_evict", "reuse_gap"] {
+        assert!(rig.metric(&format!("frizzen:kv_block_{name}_seconds_count")) > 0.0, "{name}");
+    }
 }
 
 #[test]

@@ -57,6 +57,8 @@ struct Finished {
 pub struct EngineMetrics {
     running: Gauge,
     waiting: Gauge,
+    waiting_capacity: Gauge,
+    waiting_deferred: Gauge,
     kv_usage: Gauge<f64, AtomicU64>,
     prefix_cache_queries: Counter,
     prefix_cache_hits: Counter,
@@ -66,6 +68,7 @@ pub struct EngineMetrics {
     prompt_computed: Counter,
     prompt_cache_hit: Counter,
     prompt_tokens_cached: Counter,
+    prompt_cached_device: Counter,
     generation_tokens: Counter,
     finished: Finished,
     iteration_tokens: Histogram,
@@ -85,6 +88,9 @@ pub struct EngineMetrics {
     decode_time: Histogram,
     inference_time: Histogram,
     lost_to_prefill: Histogram,
+    block_lifetime: Histogram,
+    block_idle: Histogram,
+    block_reuse_gap: Histogram,
     front_end: FrontEndMetrics,
     speculation: SpeculationFamilies,
 }
@@ -113,11 +119,18 @@ impl EngineMetrics {
             all.push((name, Label::new(value)));
             family.get_or_create_owned(&all)
         };
+        let waiting = |value: &str| {
+            let mut all = labels.clone();
+            all.push(("reason", Label::new(value)));
+            families.waiting_by_reason.get_or_create_owned(&all)
+        };
         let source = |value| labelled(&families.prompt_tokens_by_source, "source", value);
         let reason = |value| labelled(&families.request_success, "finished_reason", value);
         Self {
             running: families.running.get_or_create_owned(labels),
             waiting: families.waiting.get_or_create_owned(labels),
+            waiting_capacity: waiting("capacity"),
+            waiting_deferred: waiting("deferred"),
             kv_usage: families.kv_usage.get_or_create_owned(labels),
             prefix_cache_queries: counter(&families.prefix_cache_queries),
             prefix_cache_hits: counter(&families.prefix_cache_hits),
@@ -127,6 +140,7 @@ impl EngineMetrics {
             prompt_computed: source("local_compute"),
             prompt_cache_hit: source("local_cache_hit"),
             prompt_tokens_cached: counter(&families.prompt_tokens_cached),
+            prompt_cached_device: labelled(&families.prompt_tokens_cached_by_source, "source", "device"),
             generation_tokens: counter(&families.generation_tokens),
             finished: Finished {
                 stop: reason("stop"),
@@ -151,6 +165,9 @@ impl EngineMetrics {
             decode_time: histogram(&families.decode_time),
             inference_time: histogram(&families.inference_time),
             lost_to_prefill: histogram(&families.lost_to_prefill),
+            block_lifetime: histogram(&families.block_lifetime),
+            block_idle: histogram(&families.block_idle),
+            block_reuse_gap: histogram(&families.block_reuse_gap),
             front_end: FrontEndMetrics {
                 detokenize: histogram(&families.detokenize),
                 backpressure: histogram(&families.backpressure),
@@ -167,11 +184,25 @@ impl EngineMetrics {
         }
     }
 
-    /// The queues after a step; `kv_usage` in `[0, 1]`.
-    pub fn queues(&self, running: u64, waiting: u64, kv_usage: f64) {
+    /// The queues after a step: requests that run, wait for a row or blocks, and are held back by a pause; `kv_usage` in
+    /// `[0, 1]`.
+    pub fn queues(&self, running: u64, waiting: u64, deferred: u64, kv_usage: f64) {
         self.running.set(running as i64);
-        self.waiting.set(waiting as i64);
+        self.waiting.set((waiting + deferred) as i64);
+        self.waiting_capacity.set(waiting as i64);
+        self.waiting_deferred.set(deferred as i64);
         self.kv_usage.set(kv_usage);
+    }
+
+    /// The content of a sampled KV block was given up, this long after it was handed out and after it was last used.
+    pub fn block_evicted(&self, lifetime: Duration, idle: Duration) {
+        self.block_lifetime.observe(lifetime.as_secs_f64());
+        self.block_idle.observe(idle.as_secs_f64());
+    }
+
+    /// The content of a sampled KV block was found again, this long after it was last used.
+    pub fn block_reused(&self, gap: Duration) {
+        self.block_reuse_gap.observe(gap.as_secs_f64());
     }
 
     /// Prompt tokens looked up in the prefix cache, and how many of them were found.
@@ -197,6 +228,7 @@ impl EngineMetrics {
         self.prompt_computed.inc_by(computed);
         self.prompt_cache_hit.inc_by(cached);
         self.prompt_tokens_cached.inc_by(cached);
+        self.prompt_cached_device.inc_by(cached);
     }
 
     /// The instruments of speculation, for at most `max_drafts` drafts per row; made when the engine has a drafter.

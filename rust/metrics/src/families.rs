@@ -44,6 +44,10 @@ const REQUEST_TOKENS: Buckets = Buckets(&[
 const PARAMS_N: Buckets = Buckets(&[1.0, 2.0, 5.0, 10.0, 20.0]);
 const PREEMPTIONS: Buckets = Buckets(&[1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0]);
 const OPERATION: Buckets = Buckets(&[0.01, 0.1, 1.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0]);
+const RESIDENCY: Buckets = Buckets(&[
+    0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0,
+    300.0, 600.0, 1200.0, 1800.0,
+]);
 /// Parts of a request's time that are small unless something is wrong.
 const OVERHEAD: Buckets = Buckets(&[1e-4, 5e-4, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0]);
 const HTTP: Buckets = Buckets(&[0.1, 0.5, 1.0]);
@@ -99,6 +103,9 @@ macro_rules! families {
             $(pub(crate) $field: $type,)*
         }
 
+        /// The name and the help text of every family, in the order of the exposition.
+        pub const FAMILIES: &[(&str, &str)] = &[$(($name, $help),)*];
+
         impl Families {
             pub(crate) fn register(registry: &mut Registry, vllm_names: bool) -> Self {
                 Self {
@@ -114,6 +121,8 @@ families! {
         Shared "num_requests_running" "Requests in the worker's batch";
     waiting: Gauges = Gauges::default(),
         Shared "num_requests_waiting" "Requests that wait for a row or for KV blocks";
+    waiting_by_reason: Gauges = Gauges::default(),
+        Shared "num_requests_waiting_by_reason" "Waiting requests: for a row or blocks (capacity), or held back by a pause (deferred)";
     kv_usage: Ratios = Ratios::default(),
         Shared "kv_cache_usage_perc" "KV blocks in use, 1 means all";
     prefix_cache_queries: Counters = Counters::default(),
@@ -128,6 +137,8 @@ families! {
         Shared "prompt_tokens_by_source" "Prompt tokens by where their KV came from";
     prompt_tokens_cached: Counters = Counters::default(),
         Shared "prompt_tokens_cached" "Prompt tokens taken from a cache";
+    prompt_tokens_cached_by_source: Counters = Counters::default(),
+        Shared "prompt_tokens_cached_by_source" "Prompt tokens taken from a cache, by where it lies";
     generation_tokens: Counters = Counters::default(),
         Shared "generation_tokens" "Tokens generated";
     spec_drafts: Counters = Counters::default(),
@@ -190,6 +201,12 @@ families! {
         Shared "request_decode_time_seconds" "From the first token to the last";
     inference_time: Histograms = histograms(REQUEST_LATENCY),
         Shared "request_inference_time_seconds" "From the first scheduling to the last token";
+    block_lifetime: Histograms = histograms(RESIDENCY),
+        Shared "kv_block_lifetime_seconds" "Life of a sampled KV block's content, from handing the block out to giving the content up";
+    block_idle: Histograms = histograms(RESIDENCY),
+        Shared "kv_block_idle_before_evict_seconds" "Time from the last use of a sampled KV block to giving its content up";
+    block_reuse_gap: Histograms = histograms(RESIDENCY),
+        Shared "kv_block_reuse_gap_seconds" "Time from the last use of a sampled KV block until its content was found again";
     lost_to_prefill: Histograms = histograms(OVERHEAD),
         Own "request_lost_to_prefill_seconds" "Decode time of a request lost to the prefill of others";
     detokenize: Histograms = histograms(OVERHEAD),

@@ -7,11 +7,13 @@
 //! * `worker`: what only the worker can count, read now and then.
 //! * [`http`]: one count and two histograms per route, with labels that a client cannot grow.
 //! * [`families`]: the names, the help texts and the buckets. `vllm:` names are the same instruments registered twice.
+//! * `absent`: families of the peers that are not here, with reasons; `docs/metrics.md` is made of both lists.
 //! * [`text`]: the two text formats; `merge`: several processes in one.
 //!
 //! Invariants: a counter never falls; the number of series does not depend on what clients send; label values are
 //! escaped where they enter.
 
+mod absent;
 pub mod engine;
 mod families;
 pub mod http;
@@ -22,7 +24,9 @@ mod speculation;
 pub mod text;
 mod worker;
 
+pub use absent::ABSENT;
 pub use engine::{CacheConfig, EngineMetrics, FinishedRequest, FrontEndMetrics};
+pub use families::FAMILIES;
 pub use http::HttpMetrics;
 pub use sleeping::{SleepMetrics, SleepOperation, SleepTimer};
 pub use speculation::SpeculationMetrics;

@@ -66,6 +66,7 @@ fn cached_prompt_tokens_are_not_part_of_a_step() {
     assert_eq!(value(&text, "frizzen:iteration_tokens_total_bucket", &["le=\"64.0\""]), 1.0);
     assert_eq!(value(&text, "frizzen:prompt_tokens_total", &[]), 100.0);
     assert_eq!(value(&text, "frizzen:prompt_tokens_cached_total", &[]), 40.0);
+    assert_eq!(value(&text, "frizzen:prompt_tokens_cached_by_source_total", &["device"]), 40.0);
     assert_eq!(value(&text, "frizzen:prompt_tokens_by_source_total", &["local_compute"]), 60.0);
     assert_eq!(value(&text, "frizzen:prompt_tokens_by_source_total", &["local_cache_hit"]), 40.0);
 }
@@ -145,6 +146,16 @@ fn latencies_are_differences_of_the_first_scheduling() {
     assert_eq!(value(&text, "frizzen:request_prefill_kv_computed_tokens_sum", &[]), 52.0);
     assert_eq!(value(&text, "frizzen:request_num_preemptions_sum", &[]), 2.0);
     assert_eq!(value(&text, "frizzen:request_params_max_tokens_sum", &[]), 10.0);
+}
+
+#[test]
+fn waiting_requests_are_those_of_all_reasons() {
+    let metrics = metrics();
+    metrics.engine(0).queues(2, 3, 4, 0.5);
+    let text = text(&metrics);
+    assert_eq!(value(&text, "frizzen:num_requests_waiting", &[]), 7.0);
+    assert_eq!(value(&text, "frizzen:num_requests_waiting_by_reason", &["reason=\"capacity\""]), 3.0);
+    assert_eq!(value(&text, "frizzen:num_requests_waiting_by_reason", &["reason=\"deferred\""]), 4.0);
 }
 
 #[test]
@@ -232,7 +243,7 @@ fn golden_text() {
     let metrics = metrics();
     let engine = metrics.engine(0);
     engine.step(61);
-    engine.queues(2, 1, 0.25);
+    engine.queues(2, 1, 0, 0.25);
     metrics.http().answered("POST", "/v1/completions", 200, 0.2);
     let text = canonical(&text(&metrics));
     if std::env::var_os("FRIZZEN_WRITE_DOCS").is_some() {

@@ -60,6 +60,8 @@ struct GenerateParams {
     #[serde(default)]
     stop: Vec<String>,
     #[serde(default)]
+    bad_words: Vec<String>,
+    #[serde(default)]
     include_stop_str_in_output: bool,
     #[serde(default = "yes")]
     skip_special_tokens: bool,
@@ -340,6 +342,18 @@ impl PyEngine {
         Ok(pending)
     }
 
+    /// Every spelling of what the output may not hold.
+    fn banned(&self, params: &GenerateParams) -> Result<Vec<Vec<TokenId>>, Error> {
+        let mut banned = Vec::new();
+        for word in &params.bad_words {
+            let tokenizer = self.tokenizer.as_ref().map_err(|reason| {
+                Error::invalid("bad_words", format!("bad_words need a tokenizer: {reason}"))
+            })?;
+            banned.extend(tokenizer.spellings(word)?);
+        }
+        Ok(banned)
+    }
+
     fn submit_one(
         &self,
         ids: &[TokenId],
@@ -347,8 +361,9 @@ impl PyEngine {
         constraint: Option<Arc<dyn Constraint>>,
         limits: &ParamLimits,
     ) -> Result<Pending, Error> {
-        params.sampling.validate(limits)?;
-        let sampling = params.sampling.clone().canonical();
+        let sampling = SamplingParams { banned_sequences: self.banned(params)?, ..params.sampling.clone() };
+        sampling.validate(limits)?;
+        let sampling = sampling.canonical();
         let text = match &self.tokenizer {
             Ok(tokenizer) => {
                 let options = StreamOptions {

@@ -138,6 +138,7 @@ impl Scheduler {
         // A drafter of the worker proposes after the token that was sampled, and knows no others.
         let appends = plan.propose == 0 && self.lookahead == 0;
         let lost = self.pace.step(plan, now);
+        self.pool.residency.set_now(now);
         let mut next_token = 0;
         let mut next_prompt = 0;
         let mut next_vector = 0;

@@ -5,6 +5,7 @@
 //!   towards its known ones under a token budget; [`commit`] takes results over.
 //! * [`pool`]: KV blocks and the prefix cache.
 //! * `pace`: what decoding takes without prefill beside it.
+//! * `residency`: how long a sample of the blocks live.
 //! * [`draft`]: what may come next, by what followed the same tokens before.
 //! * [`window`]: where a constraint begins to bind; one request's masks are made from it.
 //! * [`draw`]: random draws as a function of (seed, position).
@@ -20,6 +21,7 @@ mod pace;
 pub mod plan;
 mod planner;
 pub mod pool;
+mod residency;
 pub mod scheduler;
 pub mod sim;
 pub mod speculation;
@@ -32,5 +34,6 @@ pub use plan::{
     Admission, BlockDelta, LAST_SAMPLED, PlannedRow, PositionLogprobs, PromptPosition, Proposals, StepOutput,
     StepPlan,
 };
+pub use residency::Residency;
 pub use scheduler::{MaskJob, Scheduler, SchedulerCounters};
 pub use window::{Allowed, ConstraintScope, ConstraintStart, ReasoningBoundary};

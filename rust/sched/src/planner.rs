@@ -22,6 +22,7 @@ impl Scheduler {
     /// May be called while earlier steps are in flight: tokens that those will return are [`LAST_SAMPLED`].
     pub fn plan(&mut self, plan: &mut StepPlan, now: Duration) -> bool {
         plan.clear();
+        self.pool.residency.set_now(now);
         self.selected.clear();
         let mut budget = self.config.max_num_batched_tokens;
         let preemptions = self.counters.preemptions;

@@ -12,6 +12,8 @@ use frizzen_core::{BlockId, TokenId};
 use rustc_hash::FxHashMap;
 use xxhash_rust::xxh3::Xxh3;
 
+use crate::residency::BlockResidency;
+
 /// Identifies the content of a full block and everything before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BlockHash(u128);
@@ -50,6 +52,7 @@ pub struct BlockPool {
     meta: Vec<Meta>,
     free: usize,
     cached: FxHashMap<BlockHash, BlockId>,
+    pub(crate) residency: BlockResidency,
 }
 
 /// The null block is never free, so its links serve as the list's two ends.
@@ -62,7 +65,7 @@ impl BlockPool {
         let meta =
             (0..n).map(|i| Meta { refs: 0, hash: None, prev: (i + n - 1) % n, next: (i + 1) % n }).collect();
         let cached = FxHashMap::with_capacity_and_hasher(n as usize, rustc_hash::FxBuildHasher);
-        Self { meta, free: n as usize - 1, cached }
+        Self { meta, free: n as usize - 1, cached, residency: BlockResidency::new(n) }
     }
 
     /// Blocks that can be allocated now.
@@ -102,6 +105,7 @@ impl BlockPool {
             return None;
         }
         self.unlink(block);
+        self.residency.allocated(block, self.meta[block.index()].hash.is_some());
         self.forget(block);
         self.meta[block.index()].refs = 1;
         Some(block)
@@ -122,6 +126,7 @@ impl BlockPool {
         if self.is_free(block) {
             self.unlink(block);
         }
+        self.residency.reused(block);
         self.meta[block.index()].refs += 1;
     }
 
@@ -143,6 +148,7 @@ impl BlockPool {
     /// Gives up one reference to each block, last block first.
     pub fn release(&mut self, blocks: &[BlockId]) {
         for block in blocks.iter().rev() {
+            self.residency.released(*block);
             let meta = &mut self.meta[block.index()];
             meta.refs -= 1;
             if meta.refs > 0 {
@@ -192,7 +198,10 @@ impl BlockPool {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+    use crate::residency::Residency;
 
     fn hash(n: u32) -> BlockHash {
         hash_block(0, None, None, &[n])
@@ -264,6 +273,26 @@ mod tests {
         pool.release(&blocks);
         pool.check();
         assert_eq!(pool.allocate(), Some(blocks[1]));
+    }
+
+    #[test]
+    fn the_life_of_a_followed_block_is_told_once_it_is_lost() {
+        let at = Duration::from_secs;
+        // Block 16 is the one that is followed.
+        let mut pool = BlockPool::new(17);
+        let blocks = take(&mut pool, 16);
+        let followed = *blocks.iter().find(|block| block.0 == 16).expect("all were taken");
+        pool.publish(followed, hash(1));
+        pool.residency.set_now(at(3));
+        pool.release(&blocks);
+        pool.residency.set_now(at(10));
+        pool.acquire(followed);
+        assert_eq!(pool.residency.drain().collect::<Vec<_>>(), [Residency::Reused { gap: at(7) }]);
+        pool.release(&[followed]);
+        pool.residency.set_now(at(30));
+        take(&mut pool, 16);
+        let lost = Residency::Evicted { lifetime: at(30), idle: at(20) };
+        assert_eq!(pool.residency.drain().collect::<Vec<_>>(), [lost]);
     }
 
     #[test]

@@ -17,6 +17,7 @@ use crate::pace::DecodePace;
 use crate::plan::StepPlan;
 use crate::planner::Selected;
 use crate::pool::BlockPool;
+use crate::residency::Residency;
 use crate::state::{State, Times};
 
 /// Counters since the engine started.
@@ -254,6 +255,11 @@ impl Scheduler {
     /// The block pool, for its gauges.
     pub const fn pool(&self) -> &BlockPool {
         &self.pool
+    }
+
+    /// What was seen of the blocks that are followed, since the last call.
+    pub fn residency(&mut self) -> impl Iterator<Item = Residency> + '_ {
+        self.pool.residency.drain()
     }
 
     /// Counters since the start.

@@ -130,9 +130,16 @@ impl<'a> Plan<'a> {
         let common = self.common;
         let salt: Option<Arc<str>> = common.cache_salt.as_deref().map(Into::into);
         let options = self.text_options(tokenizer);
+        let mut banned_sequences = Vec::with_capacity(2 * common.bad_words.len());
+        for word in &common.bad_words {
+            banned_sequences.extend(tokenizer.spellings(word)?);
+        }
+        let params = SamplingParams { banned_sequences, ..self.params.clone() };
+        // The model may have fewer logits than its tokenizer has tokens.
+        params.validate(&self.limits)?;
         let mut samples = Vec::with_capacity(prompts.len() * common.n as usize);
         for (index, prompt) in prompts.iter().enumerate() {
-            let params = self.params_for(prompt.tokens.len())?;
+            let params = self.params_for(&params, prompt.tokens.len())?;
             for sample in 0..common.n {
                 let seed = params.seed.map(|seed| seed.wrapping_add(u64::from(sample)));
                 let request = Request {
@@ -160,12 +167,12 @@ impl<'a> Plan<'a> {
     }
 
     /// Parameters for a prompt of this length: a limit beyond the context is the context.
-    fn params_for(&self, prompt_len: usize) -> Result<SamplingParams, ApiError> {
+    fn params_for(&self, params: &SamplingParams, prompt_len: usize) -> Result<SamplingParams, ApiError> {
         let room = (self.limits.max_model_len as usize).saturating_sub(prompt_len);
         if room == 0 {
             return Err(self.too_long(&prompt_len.to_string()));
         }
-        let mut params = self.params.clone();
+        let mut params = params.clone();
         let max_tokens = params.max_tokens.map_or(room, |asked| room.min(asked as usize)) as u32;
         params.max_tokens = Some(max_tokens);
         params.min_tokens = params.min_tokens.min(max_tokens);

@@ -320,3 +320,37 @@ fn a_grammar_that_grows_too_complex_fails_its_request_only_guidance_1042() {
     });
     assert_eq!(server.client().get("/health").status, 200);
 }
+
+#[test]
+fn bad_words_do_not_come_at_the_beginning_of_a_text_or_after_a_space() {
+    let server = Server::start(script("one two three two one"));
+    let asked = |words: Value| json!({"prompt": "x", "max_tokens": 40, "temperature": 0, "bad_words": words});
+    let text = text_of(&server.client().completion(&asked(json!([]))).ok(), 0);
+    assert_eq!(text, "one two three two one");
+    let body = asked(json!(["two", " one"]));
+    let whole = server.client().completion(&body).ok();
+    let text = text_of(&whole, 0);
+    assert!(!text.contains("two") && !text.contains("one"), "{text}");
+    assert!(text.starts_with("on"), "only what would complete a word is masked: {text}");
+    let events = server.client().completion(&streamed(&body)).events();
+    assert_eq!(joined(&events, 0), text);
+    let tokens = json!({"token_ids": [120], "sampling_params": {"max_tokens": 3, "temperature": 0, "bad_words": "one"}});
+    let tokens = server.client().post("/inference/v1/generate", &tokens).ok();
+    let tokens = &tokens["choices"][0]["token_ids"];
+    assert_eq!((&tokens[0], &tokens[1]), (&json!(b'o'), &json!(b'n')));
+    assert_ne!(tokens[2], json!(b'e'));
+}
+
+#[test]
+fn bad_words_hold_within_a_grammar_and_a_dead_end_is_that_requests_error() {
+    let server = Server::start(script("red"));
+    let asked = |choices: Value| {
+        json!({"structured_outputs": {"choice": choices}, "bad_words": ["red"], "temperature": 0,
+            "max_tokens": 20})
+    };
+    let answer = server.client().chat(&asked(json!(["red", "rex"]))).ok();
+    assert_eq!(text_of(&answer, 0), "rex");
+    let refused = server.client().chat(&asked(json!(["red"])));
+    assert!(refused.status >= 400 && refused.text().contains("bad_words"), "{}", refused.text());
+    assert_eq!(server.client().chat(&json!({"max_tokens": 3})).status, 200, "the others go on");
+}

@@ -27,6 +27,19 @@ fn special_tokens_in_a_text_become_their_ids() {
     assert_eq!((tokenizer.token_id("</s>"), tokenizer.token_id("nope")), (Some(257), None));
 }
 
+#[test]
+fn a_word_is_spelled_at_the_beginning_of_a_text_and_after_a_space() {
+    let bpe = load_gguf(&gguf_bpe("gpt-2", &["Ġ t", "Ġt o", "t o"]).build()).unwrap();
+    let ids = |text: &str| bpe.encode(text, false).unwrap();
+    for word in ["to", " to", "  to"] {
+        assert_eq!(bpe.spellings(word).unwrap(), [ids("to"), ids(" to")], "{word:?}");
+    }
+    assert_eq!(ids("to").len(), 1);
+    assert_eq!(ids(" to").len(), 1);
+    assert_eq!(bpe.spellings(" ").unwrap(), [ids(" ")], "a space is what was asked for");
+    assert_eq!(bpe.spellings("\n").unwrap(), [ids("\n"), ids(" \n")]);
+}
+
 /// The model's table may be larger than the tokenizer, and clients send any number.
 #[test]
 fn ids_without_a_token_decode_to_nothing_vllm_51795() {

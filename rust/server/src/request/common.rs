@@ -15,6 +15,10 @@ pub const MAX_N: u32 = 128;
 pub const MAX_STOP: usize = 64;
 /// Most entries of `logit_bias`; each is a rule that the worker keeps for the request's row.
 pub const MAX_LOGIT_BIAS: usize = 1024;
+/// Most entries of `bad_words`.
+pub const MAX_BAD_WORDS: usize = 512;
+/// Most bytes of all entries of `bad_words` together: each sample keeps a machine of about a hundred bytes for each.
+pub const MAX_BAD_BYTES: usize = 8192;
 /// Most characters of `cache_salt`.
 pub const MAX_SALT: usize = 128;
 
@@ -71,6 +75,8 @@ pub struct Common {
     pub grammar: Option<RequestedGrammar>,
     /// Stop strings, none of them empty.
     pub stop: Vec<String>,
+    /// Texts that the output may not hold, none of them empty.
+    pub bad_words: Vec<String>,
     /// Keep the stop string that ended the output.
     pub include_stop: bool,
     /// Leave special tokens out of the text.
@@ -105,18 +111,38 @@ impl Common {
             n: fields.integer("n", 1..=MAX_N)?.unwrap_or(1),
             grammar: constraint::requested(fields)?,
             stop,
-            include_stop: fields.flag("include_stop_str_in_output")?,
+            bad_words: bad_words(fields)?,
+            include_stop: fields.flag("include_stop_str_in_output")? | fields.flag("no_stop_trim")?,
             skip_special: fields.boolean("skip_special_tokens")?.unwrap_or(true),
             add_special: fields.boolean("add_special_tokens")?,
             truncate: truncate(fields, max_len)?,
             truncation_side: truncation_side(fields)?,
             priority: priority(fields, limits.by_priority)?,
             cache_salt: cache_salt(fields)?,
-            request_id: fields.string("request_id")?,
+            request_id: request_id(fields)?,
             shown: shown(fields)?,
             params: sampling(fields, vocab, &limits.defaults)?,
         })
     }
+}
+
+/// Two names of the peers for one thing.
+fn request_id(fields: &mut Fields) -> Result<Option<String>, ApiError> {
+    let (first, second) = (fields.string("request_id")?, fields.string("rid")?);
+    Ok(first.or(second))
+}
+
+fn bad_words(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
+    let words = fields.strings("bad_words", MAX_BAD_WORDS)?;
+    if words.iter().any(String::is_empty) {
+        return Err(ApiError::invalid("bad_words", "bad_words must not contain an empty string"));
+    }
+    let bytes: usize = words.iter().map(String::len).sum();
+    if bytes > MAX_BAD_BYTES {
+        let message = format!("bad_words must have at most {MAX_BAD_BYTES} bytes in all, got {bytes}");
+        return Err(ApiError::invalid("bad_words", message));
+    }
+    Ok(words)
 }
 
 fn sampling(

@@ -131,6 +131,8 @@ pub(super) const fn never(off: Off, why: &'static str) -> Support {
 use Support::{Ignored, Renamed, Unknown, Yes};
 
 const GUIDED: Support = Renamed("structured_outputs");
+const NO_LORA: Support = later(Off::Null, "there are no adapters");
+const NO_TRANSFER: Support = later(Off::Null, "kv transfer is not supported");
 pub(super) const NO_MEDIA: &str = "only text goes in and out";
 pub(super) const LABEL: Support = Ignored("a label for the provider's own records");
 const NO_REASONING: &str = "a completion is text as it is, in which no reasoning is told from the rest";
@@ -141,14 +143,23 @@ pub const FIELDS: &[Field] = &[
     both("add_special_tokens", Yes),
     both("allowed_token_ids", Yes),
     chat("audio", later(Off::Null, NO_MEDIA)),
-    both("bad_words", later(Off::Empty, "bad_words is not supported; allowed_token_ids and logit_bias are")),
+    both("bad_words", Yes),
     both("best_of", never(Off::One, "best_of is not supported; n is")),
+    both("bootstrap_host", NO_TRANSFER),
+    both("bootstrap_port", NO_TRANSFER),
+    both("bootstrap_room", NO_TRANSFER),
     both("cache_salt", Yes),
     chat("chat_template", never(Off::Null, "templates are taken from the server only (--chat-template)")),
     chat("chat_template_kwargs", Yes),
     chat("continue_final_message", Yes),
+    both("custom_logit_processor", never(Off::Null, "logits processors are not taken from requests")),
+    both(
+        "custom_params",
+        never(Off::Empty, "they are for logits processors, which are not taken from requests"),
+    ),
     both("data_parallel_rank", later(Off::Zero, "this server has one engine")),
     chat("documents", Yes),
+    both("ebnf", GUIDED),
     Field {
         name: "echo",
         chat: later(Off::False, "echo is not supported in chat; continue_final_message is"),
@@ -167,12 +178,14 @@ pub const FIELDS: &[Field] = &[
     both("ignore_eos", Yes),
     chat("include_reasoning", Yes),
     both("include_stop_str_in_output", Yes),
+    both("json_schema", GUIDED),
     both("kv_transfer_params", later(Off::Empty, "kv transfer is not supported")),
     both("length_penalty", never(Off::One, "length_penalty belongs to beam search, which is not supported")),
     both("logit_bias", Yes),
     both("logits_processors", never(Off::Empty, "logits processors are not taken from requests")),
     both("logprob_token_ids", later(Off::Empty, "logprob_token_ids is not supported; logprobs is")),
     both("logprobs", Yes),
+    both("lora_path", NO_LORA),
     chat("max_completion_tokens", Yes),
     both("max_tokens", Yes),
     chat("media_io_kwargs", later(Off::Empty, NO_MEDIA)),
@@ -184,6 +197,7 @@ pub const FIELDS: &[Field] = &[
     chat("modalities", later(Off::Only("text"), NO_MEDIA)),
     both("model", Yes),
     both("n", Yes),
+    both("no_stop_trim", Yes),
     chat("parallel_tool_calls", Yes),
     chat("prediction", Ignored("it would change the speed only")),
     both("presence_penalty", Yes),
@@ -194,9 +208,15 @@ pub const FIELDS: &[Field] = &[
     both("prompt_logprobs", Yes),
     chat("prompt_token_ids", later(Off::Null, "token ids are taken by /v1/completions")),
     chat("reasoning_effort", Yes),
+    both("regex", GUIDED),
+    both(
+        "repetition_detection",
+        later(Off::Null, "repetition is not detected; repetition_penalty is supported"),
+    ),
     both("repetition_penalty", Yes),
     both("request_id", Yes),
     both("response_format", Yes),
+    both("return_hidden_states", later(Off::False, "hidden states are not returned")),
     both("return_prompt_text", later(Off::False, "return_prompt_text is not supported; echo is")),
     both("return_token_ids", Yes),
     both(
@@ -204,8 +224,13 @@ pub const FIELDS: &[Field] = &[
         later(Off::False, "return_token_offsets is not supported; logprobs have offsets"),
     ),
     both("return_tokens_as_token_ids", Yes),
+    both("rid", Yes),
     both("safety_identifier", LABEL),
     both("seed", Yes),
+    chat(
+        "separate_reasoning",
+        later(Off::True, "reasoning is always separated where there is a parser for it"),
+    ),
     both("service_tier", LABEL),
     both("session_id", Ignored("prefixes are cached by content")),
     both("skip_special_tokens", Yes),
@@ -213,10 +238,12 @@ pub const FIELDS: &[Field] = &[
     both("speculation", Yes),
     both("stop", Yes),
     chat("stop_in_reasoning", Yes),
+    both("stop_regex", later(Off::Empty, "stop_regex is not supported; stop is")),
     both("stop_token_ids", Yes),
     chat("store", Ignored("nothing is stored")),
     both("stream", Yes),
     both("stream_options", Yes),
+    chat("stream_reasoning", later(Off::True, "reasoning is streamed like the rest")),
     both("structural_tag", GUIDED),
     both("structured_outputs", Yes),
     completions("suffix", later(Off::Empty, "there is no fill-in-the-middle")),

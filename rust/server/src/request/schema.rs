@@ -5,7 +5,7 @@
 
 use serde_json::{Value, json};
 
-use super::common::{MAX_N, MAX_SALT, MAX_STOP};
+use super::common::{MAX_BAD_WORDS, MAX_N, MAX_SALT, MAX_STOP};
 use super::parity::Dialect;
 
 /// The schema of a field that `dialect` reads; `None` for one that has none here.
@@ -22,6 +22,7 @@ pub fn of(dialect: Dialect, name: &str) -> Option<Value> {
         | "ignore_eos"
         | "include_reasoning"
         | "include_stop_str_in_output"
+        | "no_stop_trim"
         | "parallel_tool_calls"
         | "return_token_ids"
         | "return_tokens_as_token_ids"
@@ -30,7 +31,7 @@ pub fn of(dialect: Dialect, name: &str) -> Option<Value> {
         | "store"
         | "stream"
         | "timings" => json!({"type": "boolean"}),
-        "model" | "request_id" | "instructions" | "previous_response_id" | "reasoning_effort" => {
+        "model" | "request_id" | "rid" | "instructions" | "previous_response_id" | "reasoning_effort" => {
             json!({"type": "string"})
         }
         "cache_salt" => json!({"type": "string", "minLength": 1, "maxLength": MAX_SALT}),
@@ -54,7 +55,9 @@ pub fn of(dialect: Dialect, name: &str) -> Option<Value> {
             json!({"anyOf": [{"type": "string", "minLength": 1},
                 {"type": "array", "maxItems": MAX_STOP, "items": {"type": "string", "minLength": 1}}]})
         }
-        "bad_words" => json!({"type": "array", "items": {"type": "string", "minLength": 1}}),
+        "bad_words" => {
+            json!({"type": "array", "maxItems": MAX_BAD_WORDS, "items": {"type": "string", "minLength": 1}})
+        }
         "stop_token_ids" | "allowed_token_ids" | "token_ids" => ids(),
         "logit_bias" => {
             json!({"type": "object", "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100}})

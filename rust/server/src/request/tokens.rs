@@ -9,8 +9,8 @@ use crate::request::fields::{Fields, Unused};
 
 /// What a completion calls otherwise.
 const NAMES: [(&str, &str); 1] = [("prompt", "token_ids")];
-/// What needs text, which this route has none of; and what takes its meaning from text.
-const NEEDS_TEXT: [&str; 3] = ["stop", "include_stop_str_in_output", "bad_words"];
+/// What needs the text of the output, which this route has none of.
+const NEEDS_TEXT: [&str; 3] = ["stop", "include_stop_str_in_output", "no_stop_trim"];
 
 /// Reads and checks a body; also what had no effect in `sampling_params`.
 pub fn read(mut fields: Fields, limits: &Limits) -> Result<(CompletionRequest, Unused), ApiError> {

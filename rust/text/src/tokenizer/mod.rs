@@ -134,6 +134,19 @@ impl Tokenizer {
         Ok(encoding.get_ids().to_vec())
     }
 
+    /// The tokens of a word at the beginning of a text and after a space: a tokenizer spells both differently, and a word
+    /// that must not come must not come either way. Spaces that the word begins with are no part of it, unless there is
+    /// nothing else; a spelling that is the other one too comes once.
+    pub fn spellings(&self, word: &str) -> Result<Vec<Vec<TokenId>>> {
+        let bare = word.trim_start_matches(' ');
+        if bare.is_empty() {
+            return Ok(vec![self.encode(word, false)?]);
+        }
+        let mut spellings = vec![self.encode(bare, false)?, self.encode(&format!(" {bare}"), false)?];
+        spellings.dedup();
+        Ok(spellings)
+    }
+
     /// Text of `ids`. Ids without a token (a model's table may be padded) give nothing; invalid UTF-8 gives U+FFFD.
     pub fn decode(&self, ids: &[TokenId], skip_special: bool) -> String {
         let mut decoder = Decoder::new(self.table.lead());

@@ -264,3 +264,30 @@ fn an_error_quotes_little_of_what_was_sent() {
     let error = read(Dialect::Chat, "temperature", json!("x".repeat(100_000))).unwrap_err();
     assert!(error.message.len() < 200, "{}", error.message.len());
 }
+
+#[test]
+fn bad_words_are_bounded_and_none_is_empty() {
+    for dialect in BOTH {
+        let many = vec!["x"; 513];
+        for bad in [json!([""]), json!(["a", ""]), json!(many), json!("x".repeat(8193)), json!([5])] {
+            let error = read(dialect, "bad_words", bad).unwrap_err();
+            assert_eq!((error.status.as_u16(), error.param.as_deref()), (400, Some("bad_words")));
+        }
+        assert_eq!(read(dialect, "bad_words", json!(["a", " b"])).unwrap().bad_words, ["a", " b"]);
+        assert!(read(dialect, "bad_words", json!([])).unwrap().bad_words.is_empty());
+    }
+}
+
+#[test]
+fn names_of_another_peer_mean_the_same() {
+    for dialect in BOTH {
+        let named = read(dialect, "rid", json!("a")).unwrap();
+        assert_eq!(named.request_id.as_deref(), Some("a"));
+        assert!(read(dialect, "no_stop_trim", json!(true)).unwrap().include_stop);
+        // What would bind the output is never passed over.
+        for field in ["regex", "ebnf", "json_schema"] {
+            let error = read(dialect, field, json!("x")).unwrap_err();
+            assert!(error.message.contains("structured_outputs"), "{error:?}");
+        }
+    }
+}
