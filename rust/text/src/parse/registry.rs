@@ -94,7 +94,7 @@ pub(super) const fn tags(
 /// Every reasoning format.
 pub static REASONING: &[ReasoningFormat] = &[
     tags("deepseek_r1", &[], THINK, true),
-    tags("deepseek_v3", &["deepseek_v31", "deepseek_v32"], THINK, false).interleaved(),
+    tags("deepseek_v3", &["deepseek_v31", "deepseek_v32", "deepseek_v4"], THINK, false).interleaved(),
     tags("glm45", &["glm46", "glm47", "glm"], THINK, false).interleaved(),
     tags("kimi_k2", &["kimi"], THINK, false).interleaved(),
     tags("mistral", &[], TagPair { open: "[THINK]", close: "[/THINK]" }, false).interleaved(),
@@ -114,6 +114,7 @@ pub static TOOLS: &[ToolFormat] = &[
     deepseek::FORMAT_V3,
     deepseek::FORMAT_V31,
     deepseek::FORMAT_V32,
+    deepseek::FORMAT_V4,
     glm::FORMAT,
     hermes::FORMAT,
     kimi::FORMAT,
@@ -140,6 +141,7 @@ const REASONING_RULES: &[Rule] = &[
 
 const TOOL_RULES: &[Rule] = &[
     (&["<|channel|>", "functions."], "openai"),
+    (&["｜DSML｜tool_calls"], "deepseek_v4"),
     (&["｜DSML｜"], "deepseek_v32"),
     (&["<｜tool▁calls▁begin｜>", "```json"], "deepseek_v3"),
     (&["<｜tool▁calls▁begin｜>"], "deepseek_v31"),

@@ -1,5 +1,5 @@
 //! `DeepSeek`. V3 and R1 put the arguments into a fence after `function`, a separator and the name; V3.1 has the name, the
-//! separator and the arguments; V3.2 has elements with `DSML` in their names.
+//! separator and the arguments; V3.2 and V4 have elements with `DSML` in their names, and differ in what the calls stand in.
 
 use super::elements::{Elements, ElementsSpec};
 use super::section::{Section, SectionSpec};
@@ -63,7 +63,7 @@ pub(in crate::parse) const FORMAT_V31: ToolFormat = ToolFormat {
     ..FORMAT_V3
 };
 
-static V32: ElementsSpec = ElementsSpec {
+const V32_SPEC: ElementsSpec = ElementsSpec {
     function: "<｜DSML｜invoke name=\"",
     name_end: "\">",
     parameter: "<｜DSML｜parameter name=\"",
@@ -78,6 +78,25 @@ static V32: ElementsSpec = ElementsSpec {
     close: "</｜DSML｜function_calls>",
     framed: false,
 };
+static V32: ElementsSpec = V32_SPEC;
+static V4: ElementsSpec = ElementsSpec { close: "</｜DSML｜tool_calls>", ..V32_SPEC };
+
+/// What V3.2 and V4 have in common.
+const DSML_SYNTAX: CallSyntax = CallSyntax {
+    before_name: "<｜DSML｜invoke name=\"",
+    after_name: "\">\n",
+    arguments: ArgumentSyntax::Each(EachSyntax {
+        before_key: "<｜DSML｜parameter name=\"",
+        before_json: "\" string=\"false\">",
+        before_text: Some("\" string=\"true\">"),
+        value_end: "</｜DSML｜parameter>",
+        frame: "",
+        after_value: "\n",
+        separator: "",
+    }),
+    end: "</｜DSML｜invoke>",
+    ..CallSyntax::DEFAULT
+};
 
 pub(in crate::parse) const FORMAT_V32: ToolFormat = ToolFormat {
     name: "deepseek_v32",
@@ -88,20 +107,22 @@ pub(in crate::parse) const FORMAT_V32: ToolFormat = ToolFormat {
     syntax: |_| CallSyntax {
         open: "<｜DSML｜function_calls>\n",
         close: "\n</｜DSML｜function_calls>",
-        before_name: "<｜DSML｜invoke name=\"",
-        after_name: "\">\n",
-        arguments: ArgumentSyntax::Each(EachSyntax {
-            before_key: "<｜DSML｜parameter name=\"",
-            before_json: "\" string=\"false\">",
-            before_text: Some("\" string=\"true\">"),
-            value_end: "</｜DSML｜parameter>",
-            frame: "",
-            after_value: "\n",
-            separator: "",
-        }),
-        end: "</｜DSML｜invoke>",
         trigger: Some("<｜DSML｜function_calls>"),
-        ..CallSyntax::DEFAULT
+        ..DSML_SYNTAX
     },
     ..ToolFormat::DEFAULT
+};
+
+pub(in crate::parse) const FORMAT_V4: ToolFormat = ToolFormat {
+    name: "deepseek_v4",
+    machine: Machine::Frame(FrameSpec::marked(&["<｜DSML｜tool_calls>"], |_, tools| {
+        Box::new(Elements::new(&V4, false, tools))
+    })),
+    syntax: |_| CallSyntax {
+        open: "<｜DSML｜tool_calls>\n",
+        close: "\n</｜DSML｜tool_calls>",
+        trigger: Some("<｜DSML｜tool_calls>"),
+        ..DSML_SYNTAX
+    },
+    ..FORMAT_V32
 };
