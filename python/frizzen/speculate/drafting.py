@@ -53,7 +53,7 @@ class Drafting:
     def info(self, max_drafts: int) -> dict[str, Any]:
         """The field ``drafter`` of the engine's ``WorkerInfo``.
 
-        It needs no slots past a row's end, and its entries do not see the token after their own.
+        It needs no slots past a row's end.
         """
         return {
             "name": self._drafter.name,
@@ -61,7 +61,6 @@ class Drafting:
             "has_confidence": self._drafter.has_confidence,
             "needs_context": True,
             "lookahead": 0,
-            "kv_sees_next_token": False,
         }
 
     def split(self, computed: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:

@@ -105,7 +105,6 @@ fn scheduler_config(info: &WorkerInfo, options: &EngineOptions) -> SchedulerConf
         whole_prompts: pooling.is_some_and(|pooling| pooling.whole_prompts),
         long_prefill_threshold: options.long_prefill_threshold,
         policy: options.policy,
-        spare_last_hit: info.drafter.as_ref().is_some_and(|drafter| drafter.kv_sees_next_token),
         hash_seed: random(),
         admissions: info.admission_limits(),
     }

@@ -69,7 +69,6 @@ mod tests {
                 long_prefill_threshold: 0,
                 policy: Policy::Fcfs,
                 hash_seed: 1,
-                spare_last_hit: false,
                 admissions: AdmissionLimits::for_engine(64, 256, 16, 4, 64),
             });
             for id in 0..50 {

@@ -121,7 +121,6 @@ pub fn mock_drafter(name: &str, max_drafts: u32) -> WorkerDrafter {
         has_confidence: false,
         needs_context: true,
         lookahead: max_drafts,
-        kv_sees_next_token: false,
     }
 }
 

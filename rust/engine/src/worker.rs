@@ -111,10 +111,6 @@ pub struct WorkerDrafter {
     /// allocated where blocks are free; elsewhere the block table has the null block, whose KV nobody reads.
     #[serde(default)]
     pub lookahead: u32,
-    /// Its KV of a position depends on the token that follows. Then the last block of a cached prefix is not used:
-    /// what followed it there may differ.
-    #[serde(default)]
-    pub kv_sees_next_token: bool,
 }
 
 /// A worker's failure. Never carries a foreign exception object: the text is made where it was raised.

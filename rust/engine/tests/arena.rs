@@ -58,7 +58,6 @@ fn planned() -> StepPlan {
         prefix_caching: true,
         whole_prompts: false,
         long_prefill_threshold: 0,
-        spare_last_hit: false,
         policy: Policy::Fcfs,
         hash_seed: 1,
         admissions: info.admission_limits(),

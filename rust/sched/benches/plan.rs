@@ -31,7 +31,6 @@ impl Decode {
             prefix_caching: true,
             whole_prompts: false,
             long_prefill_threshold: 0,
-            spare_last_hit: false,
             policy: Policy::Fcfs,
             hash_seed: 1,
             admissions: AdmissionLimits::for_engine(rows, rows * 64, max_model_len, 16, 1000),

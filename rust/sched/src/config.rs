@@ -31,8 +31,6 @@ pub struct SchedulerConfig {
     pub long_prefill_threshold: u32,
     /// Admission and preemption order.
     pub policy: Policy,
-    /// Do not use the last block of a cached prefix: a drafter's KV in it depends on the token that followed it there.
-    pub spare_last_hit: bool,
     /// Seed of the block hashes: drawn per process, so that nobody can craft a colliding prefix.
     pub hash_seed: u64,
     /// What the admissions of one step may carry; see [`Self::admission_limits`].

@@ -298,7 +298,7 @@ impl Scheduler {
         }
         let most = (state.tokens.len() - 1) / self.config.block_size as usize;
         self.hash_blocks(slot, most);
-        self.hit_blocks(slot, most).count().saturating_sub(usize::from(self.config.spare_last_hit))
+        self.hit_blocks(slot, most).count()
     }
 
     fn hit_blocks(&self, slot: usize, most: usize) -> impl Iterator<Item = BlockId> {

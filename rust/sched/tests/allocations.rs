@@ -46,7 +46,6 @@ fn a_steady_decode_allocates_nothing_in_plan_and_commit() {
         prefix_caching: true,
         whole_prompts: false,
         long_prefill_threshold: 0,
-        spare_last_hit: false,
         policy: Policy::Fcfs,
         hash_seed: 1,
         admissions: AdmissionLimits::for_engine(rows, 4096, 512, 16, 1000),

@@ -58,7 +58,6 @@ fn config(budget: u32) -> SchedulerConfig {
         policy: Policy::Fcfs,
         hash_seed: 1,
         whole_prompts: false,
-        spare_last_hit: false,
         admissions: AdmissionLimits::for_engine(2, 32, 128, 4, VOCAB),
     }
 }

@@ -173,11 +173,10 @@ proptest! {
         num_blocks in 17..40u32,
         max_num_seqs in 1..5u32,
         prefix_caching: bool,
-        spare_last_hit: bool,
     ) {
         let admissions = AdmissionLimits::for_engine(max_num_seqs, max_num_batched_tokens, 64, 4, VOCAB);
         let limits = SchedulerConfig {
-            max_num_batched_tokens, num_blocks, max_num_seqs, prefix_caching, spare_last_hit, admissions, ..config()
+            max_num_batched_tokens, num_blocks, max_num_seqs, prefix_caching, admissions, ..config()
         };
         let mut run = Loop::new(limits, depth, lookahead, SimDrafter { accuracy, confident });
         let mut requests = Vec::new();

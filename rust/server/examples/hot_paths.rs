@@ -83,7 +83,6 @@ fn plan_and_commit_row(times: usize) {
         prefix_caching: true,
         whole_prompts: false,
         long_prefill_threshold: 0,
-        spare_last_hit: false,
         policy: Policy::Fcfs,
         hash_seed: 1,
         admissions: AdmissionLimits::for_engine(ROWS, ROWS * 64, 1 << 20, 16, 1000),

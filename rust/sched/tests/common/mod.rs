@@ -23,7 +23,6 @@ pub fn config() -> SchedulerConfig {
         prefix_caching: true,
         whole_prompts: false,
         long_prefill_threshold: 0,
-        spare_last_hit: false,
         policy: Policy::Fcfs,
         hash_seed: 1,
         admissions: AdmissionLimits::for_engine(4, 32, 64, 4, VOCAB),
