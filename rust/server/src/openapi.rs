@@ -44,6 +44,7 @@ const fn verb(route: &Route) -> &'static str {
     match route.method {
         Method::Get => "GET",
         Method::Post => "POST",
+        Method::Delete => "DELETE",
     }
 }
 
@@ -55,6 +56,13 @@ const fn dialect(endpoint: Endpoint) -> Option<Dialect> {
         Endpoint::Responses => Some(Dialect::Responses),
         Endpoint::Messages => Some(Dialect::Messages),
         Endpoint::Tokens => Some(Dialect::Tokens),
+        Endpoint::Generate => Some(Dialect::Generate),
+        Endpoint::Embeddings => Some(Dialect::Embeddings),
+        Endpoint::Pooling => Some(Dialect::Pooling),
+        Endpoint::Classify => Some(Dialect::Classify),
+        Endpoint::Score => Some(Dialect::Score),
+        Endpoint::Rerank => Some(Dialect::Rerank),
+        Endpoint::CohereEmbed => Some(Dialect::Cohere),
         _ => None,
     }
 }
@@ -66,11 +74,15 @@ const fn component(dialect: Dialect) -> &'static str {
         Dialect::Responses => "ResponsesRequest",
         Dialect::Messages => "MessagesRequest",
         Dialect::Tokens => "TokensRequest",
+        Dialect::Generate => "GenerateRequest",
+        Dialect::Embeddings => "EmbeddingsRequest",
+        Dialect::Pooling => "PoolingRequest",
+        Dialect::Classify => "ClassifyRequest",
+        Dialect::Score => "ScoreRequest",
+        Dialect::Rerank => "RerankRequest",
+        Dialect::Cohere => "CohereEmbedRequest",
     }
 }
-
-const DIALECTS: [Dialect; 5] =
-    [Dialect::Chat, Dialect::Completions, Dialect::Responses, Dialect::Messages, Dialect::Tokens];
 
 /// The whole description.
 pub fn document() -> Value {
@@ -81,7 +93,7 @@ pub fn document() -> Value {
         item[verb(route).to_lowercase()] = operation(route);
     }
     let mut schemas: Map<String, Value> =
-        DIALECTS.iter().map(|dialect| (component(*dialect).to_owned(), body(*dialect))).collect();
+        Dialect::ALL.into_iter().map(|dialect| (component(dialect).to_owned(), body(dialect))).collect();
     schemas.insert("Error".to_owned(), error());
     schemas.insert("AnthropicError".to_owned(), anthropic_error());
     json!({
@@ -252,7 +264,7 @@ pub fn markdown() -> String {
         let served = if route.endpoint == Endpoint::Unsupported { "501: " } else { "" };
         line(format_args!("| `{} {}` | {key} | {served}{} |\n", verb(route), route.path, route.doc));
     }
-    for dialect in DIALECTS {
+    for dialect in Dialect::ALL {
         let route = ROUTES.iter().find(|route| self::dialect(route.endpoint) == Some(dialect));
         let path = route.map_or("", |route| route.path);
         line(format_args!("\n## Fields of `{path}`\n\n| field | |\n|---|---|\n"));

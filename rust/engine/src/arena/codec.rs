@@ -93,6 +93,7 @@ impl<'a> Arena<'a> {
         words[header::MAX_CONTEXT] = plan.max_context() as i64;
         words[header::NUM_MASKS] = plan.mask_rows.len() as i64;
         words[header::PROPOSE] = i64::from(plan.propose);
+        words[header::TOKEN_VECTORS] = i64::from(plan.wants_token_vectors());
         Ok(())
     }
 
@@ -154,7 +155,12 @@ impl<'a> Arena<'a> {
         let sampled = self.get::<i32>(S::sampled);
         let size = self.layout.limits().pooled_size;
         output.pooled_size = size;
+        let mut end = 0;
         for (at, row) in plan.rows.iter().enumerate() {
+            // Every token of such a step has a vector; not every one was asked for.
+            end += row.num_tokens as usize;
+            let wanted = (end - row.num_vectors as usize) * size..end * size;
+            output.token_vectors.extend_from_slice(&self.get::<f32>(S::token_vectors)[wanted]);
             if row.samples {
                 output.pooled.extend_from_slice(&self.get::<f32>(S::pooled)[at * size..(at + 1) * size]);
             }

@@ -19,7 +19,7 @@ use super::affinity::Affinity;
 use super::reader::{OpenRequests, Reader, greet, lock};
 use super::wire::{self, Ending, FromReplica, RemoteRequest, ToReplica};
 use crate::engine::EngineSeat;
-use crate::handle::{Command, Health, Load, ReplicaStatus, Shared};
+use crate::handle::{Command, ControlAnswer, Health, Load, ReplicaStatus, Shared};
 use crate::pause::PauseMode;
 use crate::worker::WorkerInfo;
 
@@ -69,10 +69,12 @@ struct Link {
 struct Member {
     link: Option<Link>,
     /// Its worker's sizes, while it takes requests.
-    info: Option<WorkerInfo>,
+    info: Option<Arc<WorkerInfo>>,
     open: OpenRequests,
     load: Load,
     metrics: String,
+    /// What it said last of itself.
+    report: Arc<str>,
     connections: u32,
     /// What it does while it loads; why it is gone.
     note: String,
@@ -83,6 +85,8 @@ struct Member {
 enum Question {
     ResetPrefixCache(Sender<bool>),
     Pause(Sender<()>),
+    /// With the answers so far, each `{"engine": rank, "answer" or "error": ...}`.
+    Control(Sender<ControlAnswer>, Vec<serde_json::Value>),
 }
 
 struct Asked {
@@ -226,9 +230,8 @@ impl Dispatcher {
                     self.tell(rank, &ToReplica::Resume);
                 }
             }
-            Command::Control(name, _, answer) => {
-                // Nobody waits for the answer any more if this fails.
-                let _ = answer.send(Err(format!("{name}: every engine has a worker of its own")));
+            Command::Control(name, argument, answer) => {
+                self.ask(Question::Control(answer, Vec::new()), &ToReplica::Control { name, argument });
             }
             Command::Shutdown => {}
         }
@@ -330,6 +333,8 @@ impl Dispatcher {
                 self.shared.set_remote_metrics(texts.filter(|text| !text.is_empty()).collect());
                 return;
             }
+            FromReplica::Report(text) => self.member(rank).report = text.into(),
+            FromReplica::Answered(answer) => self.add_answer(rank, answer),
             FromReplica::PrefixCacheReset(done) => {
                 self.answered(rank, done, |question| matches!(question, Question::ResetPrefixCache(_)));
             }
@@ -363,12 +368,13 @@ impl Dispatcher {
         }
         let member = self.member(rank);
         member.note.clear();
-        member.info = Some(info);
+        member.info = Some(Arc::new(info));
         tracing::info!(engine = rank, "a replica is ready");
         if let Some(mode) = self.paused {
             self.tell(rank, &ToReplica::Pause(mode));
         }
-        let infos: Vec<&WorkerInfo> = self.members.iter().filter_map(|member| member.info.as_ref()).collect();
+        let infos: Vec<&WorkerInfo> =
+            self.members.iter().filter_map(|member| member.info.as_deref()).collect();
         if self.ready || infos.len() < self.members.len() {
             return;
         }
@@ -402,6 +408,7 @@ impl Dispatcher {
         self.affinity.forget(rank as usize);
         // It has no cache any more, and nothing moves in it.
         while self.answered(rank, true, |_| true) {}
+        self.member(rank).report = Arc::default();
         self.publish();
     }
 
@@ -439,6 +446,24 @@ impl Dispatcher {
         true
     }
 
+    /// A replica's worker has answered.
+    fn add_answer(&mut self, rank: u32, answer: ControlAnswer) {
+        let mut entry = serde_json::json!({"engine": rank});
+        match answer.and_then(|text| serde_json::from_str(&text).map_err(|error| error.to_string())) {
+            Ok::<serde_json::Value, _>(value) => entry["answer"] = value,
+            Err(error) => entry["error"] = error.into(),
+        }
+        let waiting = |asked: &&mut Asked| {
+            matches!(asked.question, Question::Control(..)) && asked.missing.contains(&rank)
+        };
+        if let Some(Asked { question: Question::Control(_, answers), .. }) =
+            self.asked.iter_mut().find(waiting)
+        {
+            answers.push(entry);
+        }
+        self.answered(rank, true, |question| matches!(question, Question::Control(..)));
+    }
+
     /// Answers whoever waits for questions that nobody has to answer any more.
     fn settle(&mut self) {
         self.asked.retain(|asked| {
@@ -447,6 +472,11 @@ impl Dispatcher {
                 let _ = match &asked.question {
                     Question::ResetPrefixCache(answer) => answer.send(asked.done).is_ok(),
                     Question::Pause(answer) => answer.send(()).is_ok(),
+                    Question::Control(answer, answers) => {
+                        let mut answers = answers.clone();
+                        answers.sort_by_key(|entry| entry["engine"].as_u64());
+                        answer.send(Ok(serde_json::Value::from(answers).to_string())).is_ok()
+                    }
                 };
             }
             !asked.missing.is_empty()
@@ -471,6 +501,8 @@ impl Dispatcher {
                     starts: member.connections,
                     open: lock(&member.open).len(),
                     load: member.load,
+                    info: member.info.clone(),
+                    report: Arc::clone(&member.report),
                 }
             })
             .collect();
