@@ -102,6 +102,8 @@ fn what_does_not_fit_is_refused_in_the_words_of_the_body() {
         (json!({}), 400, "text"),
         (json!({"text": ""}), 400, "text"),
         (json!({"text": 5}), 400, "text"),
+        (json!({"text": [97]}), 400, "text"),
+        (json!({"input_ids": ["a"]}), 400, "input_ids"),
         (json!({"text": "a", "input_ids": [1]}), 400, "input_ids"),
         (json!({"input_ids": [99999]}), 400, "input_ids"),
         (json!({"input_ids": "a"}), 400, "input_ids"),

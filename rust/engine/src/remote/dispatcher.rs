@@ -13,13 +13,13 @@ use std::thread;
 use std::time::Duration;
 
 use frizzen_core::{Error, FinishReason, Request, RequestId, StopReason};
-use rustc_hash::FxHashSet;
 
 use super::affinity::Affinity;
+use super::questions::{Question, Questions};
 use super::reader::{OpenRequests, Reader, greet, lock};
 use super::wire::{self, Ending, FromReplica, RemoteRequest, ToReplica};
 use crate::engine::EngineSeat;
-use crate::handle::{Command, ControlAnswer, Health, Load, ReplicaStatus, Shared};
+use crate::handle::{Command, Health, Load, ReplicaStatus, Shared};
 use crate::pause::PauseMode;
 use crate::worker::WorkerInfo;
 
@@ -81,22 +81,6 @@ struct Member {
     given_up: bool,
 }
 
-/// What every replica was asked, and somebody waits for.
-enum Question {
-    ResetPrefixCache(Sender<bool>),
-    Pause(Sender<()>),
-    /// With the answers so far, each `{"engine": rank, "answer" or "error": ...}`.
-    Control(Sender<ControlAnswer>, Vec<serde_json::Value>),
-}
-
-struct Asked {
-    question: Question,
-    /// Replicas that have not answered.
-    missing: FxHashSet<u32>,
-    /// All that have answered said yes.
-    done: bool,
-}
-
 /// Routes the requests of one handle to several replicas.
 pub struct Dispatcher {
     shared: Arc<Shared>,
@@ -104,7 +88,7 @@ pub struct Dispatcher {
     sender: Sender<Event>,
     members: Vec<Member>,
     affinity: Affinity,
-    asked: Vec<Asked>,
+    questions: Questions,
     /// A replica that comes later is told too.
     paused: Option<PauseMode>,
     connections: u64,
@@ -155,7 +139,7 @@ impl Dispatcher {
             sender,
             members,
             affinity: Affinity::default(),
-            asked: Vec::new(),
+            questions: Questions::default(),
             paused: None,
             connections: 0,
             ready: false,
@@ -334,12 +318,13 @@ impl Dispatcher {
                 return;
             }
             FromReplica::Report(text) => self.member(rank).report = text.into(),
-            FromReplica::Answered(answer) => self.add_answer(rank, answer),
+            FromReplica::Answered(answer) => self.questions.worker_answered(rank, answer),
             FromReplica::PrefixCacheReset(done) => {
-                self.answered(rank, done, |question| matches!(question, Question::ResetPrefixCache(_)));
+                self.questions
+                    .answered(rank, done, |question| matches!(question, Question::ResetPrefixCache(_)));
             }
             FromReplica::Paused => {
-                self.answered(rank, true, |question| matches!(question, Question::Pause(_)));
+                self.questions.answered(rank, true, |question| matches!(question, Question::Pause(_)));
             }
             FromReplica::Failed(reason) => {
                 self.lose(rank, &reason);
@@ -407,7 +392,7 @@ impl Dispatcher {
         }
         self.affinity.forget(rank as usize);
         // It has no cache any more, and nothing moves in it.
-        while self.answered(rank, true, |_| true) {}
+        while self.questions.answered(rank, true, |_| true) {}
         self.member(rank).report = Arc::default();
         self.publish();
     }
@@ -432,55 +417,7 @@ impl Dispatcher {
         for rank in &live {
             self.tell(*rank, message);
         }
-        self.asked.push(Asked { question, missing: live.into_iter().collect(), done: true });
-        self.settle();
-    }
-
-    /// A replica has answered the oldest question of a kind that waits for it; false if none does.
-    fn answered(&mut self, rank: u32, done: bool, kind: impl Fn(&Question) -> bool) -> bool {
-        let waiting = |asked: &&mut Asked| kind(&asked.question) && asked.missing.contains(&rank);
-        let Some(asked) = self.asked.iter_mut().find(waiting) else { return false };
-        asked.missing.remove(&rank);
-        asked.done &= done;
-        self.settle();
-        true
-    }
-
-    /// A replica's worker has answered.
-    fn add_answer(&mut self, rank: u32, answer: ControlAnswer) {
-        let mut entry = serde_json::json!({"engine": rank});
-        match answer.and_then(|text| serde_json::from_str(&text).map_err(|error| error.to_string())) {
-            Ok::<serde_json::Value, _>(value) => entry["answer"] = value,
-            Err(error) => entry["error"] = error.into(),
-        }
-        let waiting = |asked: &&mut Asked| {
-            matches!(asked.question, Question::Control(..)) && asked.missing.contains(&rank)
-        };
-        if let Some(Asked { question: Question::Control(_, answers), .. }) =
-            self.asked.iter_mut().find(waiting)
-        {
-            answers.push(entry);
-        }
-        self.answered(rank, true, |question| matches!(question, Question::Control(..)));
-    }
-
-    /// Answers whoever waits for questions that nobody has to answer any more.
-    fn settle(&mut self) {
-        self.asked.retain(|asked| {
-            if asked.missing.is_empty() {
-                // Nobody waits for the answer any more if this fails.
-                let _ = match &asked.question {
-                    Question::ResetPrefixCache(answer) => answer.send(asked.done).is_ok(),
-                    Question::Pause(answer) => answer.send(()).is_ok(),
-                    Question::Control(answer, answers) => {
-                        let mut answers = answers.clone();
-                        answers.sort_by_key(|entry| entry["engine"].as_u64());
-                        answer.send(Ok(serde_json::Value::from(answers).to_string())).is_ok()
-                    }
-                };
-            }
-            !asked.missing.is_empty()
-        });
+        self.questions.ask(question, live);
     }
 
     /// Brings what the handle shows up to date.

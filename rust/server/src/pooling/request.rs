@@ -10,6 +10,17 @@ use crate::request::common::{cache_salt, priority};
 use crate::request::fields;
 use crate::request::{Dialect, Fields, Limits, Unused};
 
+/// What means nothing without a conversation.
+const OF_MESSAGES: [&str; 7] = [
+    "add_generation_prompt",
+    "chat_template_kwargs",
+    "continue_final_message",
+    "documents",
+    "enable_thinking",
+    "reasoning_effort",
+    "tools",
+];
+
 /// Most texts of one body.
 pub const MAX_INPUTS: usize = 4096;
 
@@ -126,6 +137,12 @@ impl VectorsRequest {
             }
             vec![Input::Conversation(Box::new(conversation_ending(&mut fields, false)?))]
         } else {
+            if let Some(name) = OF_MESSAGES.into_iter().find(|name| fields.has(name)) {
+                return Err(ApiError::invalid(
+                    name,
+                    format!("{name} belongs to messages, and input is given"),
+                ));
+            }
             inputs(&mut fields, limits.params.vocab_size)?
         };
         let encoding = match dialect {

@@ -52,6 +52,16 @@ pub fn read(mut fields: Fields, limits: &Limits) -> Result<(NativeRequest, Unuse
             return Err(ApiError::invalid("input_ids", "input_ids must be a list of token ids"));
         }
     };
+    let of_strings = |items: &Vec<Value>| items.iter().all(Value::is_string);
+    if name == "text" && prompt.as_array().is_some_and(|items| !of_strings(items)) {
+        return Err(ApiError::invalid("text", "text must be a string or a list of strings"));
+    }
+    if name == "input_ids" && prompt.as_array().is_some_and(|items| items.iter().any(Value::is_string)) {
+        return Err(ApiError::invalid(
+            "input_ids",
+            "input_ids must be a list of token ids, or of such lists",
+        ));
+    }
     let is_batch = prompt.as_array().is_some_and(|items| !items.iter().all(Value::is_number));
     let named = |error: ApiError| error.renamed(&[("prompt", name)]);
     // Its errors name the field that was sent.

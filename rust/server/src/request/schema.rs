@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::common::{MAX_BAD_WORDS, MAX_LOGIT_BIAS, MAX_N, MAX_SALT, MAX_STOP};
 use super::completion::MAX_PROMPTS;
-use super::parity::Dialect;
+use super::parity::{Dialect, Off};
 use crate::pooling::request::MAX_INPUTS;
 
 /// The schema of a field that `dialect` reads; `None` for one that has none here.
@@ -55,17 +55,16 @@ fn shared(name: &str) -> Option<Value> {
         "cache_salt" => json!({"type": "string", "minLength": 1, "maxLength": MAX_SALT}),
         "truncation_side" => json!({"enum": ["left", "right"]}),
         "temperature" => json!({"type": "number", "minimum": 0, "maximum": f32::MAX}),
-        "top_p" => json!({"type": "number", "exclusiveMinimum": 0, "maximum": 1}),
+        "top_p" => json!({"type": "number", "minimum": f32::MIN_POSITIVE, "maximum": 1}),
         "min_p" => json!({"type": "number", "minimum": 0, "maximum": 1}),
         "presence_penalty" | "frequency_penalty" => json!({"type": "number", "minimum": -2, "maximum": 2}),
-        "repetition_penalty" => json!({"type": "number", "exclusiveMinimum": 0, "maximum": f32::MAX}),
+        "repetition_penalty" => json!({"type": "number", "minimum": f32::MIN_POSITIVE, "maximum": f32::MAX}),
         "n" => integer(1, MAX_N),
         "top_k" => integer(-1, i32::MAX),
         // -1 is the model's own limit, and 0 would leave nothing.
         "truncate_prompt_tokens" => json!({"anyOf": [{"const": -1}, {"type": "integer", "minimum": 1}]}),
-        "max_tokens" | "max_completion_tokens" | "min_tokens" | "prompt_logprobs" | "top_logprobs" => {
-            integer(0, u32::MAX)
-        }
+        "max_tokens" | "max_completion_tokens" | "min_tokens" => integer(0, u32::MAX),
+        "prompt_logprobs" | "top_logprobs" => alternatives(),
         "thinking_budget" | "thinking_token_budget" => integer(-1, u32::MAX),
         "priority" => integer(i32::MIN, i32::MAX),
         "seed" => json!({"type": "integer", "minimum": i64::MIN, "maximum": u64::MAX}),
@@ -78,7 +77,9 @@ fn shared(name: &str) -> Option<Value> {
                 "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100}})
         }
         "messages" => json!({"type": "array", "minItems": 1, "items": message()}),
-        "documents" | "tools" => json!({"type": "array", "items": {"type": "object"}}),
+        "tools" => json!({"type": "array", "items": {"type": "object"}}),
+        // Whatever the template makes of them.
+        "documents" => json!({"type": "array", "items": {}}),
         "include" => json!({"type": "array", "items": {"type": "string"}}),
         "response_format"
         | "structured_outputs"
@@ -124,8 +125,8 @@ fn pooled(name: &str) -> Option<Value> {
             documents()
         }
         "inputs" => {
-            let part = json!({"type": "object", "required": ["type"], "properties": {"type": {"type": "string"},
-                "text": {"type": "string"}}});
+            let part = json!({"type": "object", "required": ["type", "text"],
+                "properties": {"type": {"const": "text"}, "text": {"type": "string", "minLength": 1}}});
             json!({"type": "array", "minItems": 1, "maxItems": MAX_INPUTS, "items": {"type": "object",
                 "required": ["content"], "properties": {"content": {"type": "array", "minItems": 1, "items": part}}}})
         }
@@ -139,15 +140,24 @@ fn of_dialect(dialect: Dialect, name: &str) -> Option<Value> {
     };
     Some(match (dialect, name) {
         (Chat, "logprobs") => json!({"type": "boolean"}),
-        (_, "logprobs") | (Generate, "top_logprobs_num") => integer(0, u32::MAX),
+        (_, "logprobs") | (Generate, "top_logprobs_num") => alternatives(),
         (Responses, "max_output_tokens") | (Messages | Cohere, "max_tokens") => integer(1, u32::MAX),
+        (Messages, "messages") => json!({"type": "array", "minItems": 1, "items": {
+            "type": "object",
+            "required": ["role", "content"],
+            "properties": {"role": {"enum": ["user", "assistant", "system"]}, "content": {"anyOf": [
+                {"type": "string"},
+                {"type": "array", "items": {"type": "object", "required": ["type"],
+                    "properties": {"type": {"type": "string"}}}},
+            ]}},
+        }}),
         (Messages, "tool_choice") => json!({"type": "object"}),
         (Responses, "input") => json!({"anyOf": [{"type": "string"},
             {"type": "array", "minItems": 1, "items": {"type": "object"}}]}),
         (Responses, "metadata") => json!({"type": "object", "maxProperties": 16,
             "propertyNames": {"maxLength": 64}, "additionalProperties": {"type": "string", "maxLength": 512}}),
         (Embeddings | Pooling | Classify, "input") => texts_or_ids(MAX_INPUTS),
-        (Rerank, "query") => json!({"type": "string"}),
+        (Rerank, "query") => json!({"type": "string", "minLength": 1}),
         (Score | Rerank, "documents") => documents(),
         (Generate, "text") => one_or_many(MAX_PROMPTS),
         (Generate, "input_ids") => {
@@ -163,7 +173,12 @@ fn integer(least: impl Into<i64>, most: impl Into<i64>) -> Value {
 }
 
 fn ids() -> Value {
-    json!({"type": "array", "minItems": 1, "items": integer(0, u32::MAX)})
+    json!({"type": "array", "minItems": 1, "items": {"$ref": "#/components/schemas/TokenId"}})
+}
+
+/// Alternatives per token; the server says how many it gives at most.
+fn alternatives() -> Value {
+    json!({"$ref": "#/components/schemas/Alternatives"})
 }
 
 /// A text or several, none of them empty.
@@ -180,8 +195,8 @@ fn texts_or_ids(most: usize) -> Value {
 }
 
 fn documents() -> Value {
-    let text = json!({"anyOf": [{"type": "string"}, {"type": "object", "required": ["text"],
-        "properties": {"text": {"type": "string"}}}]});
+    let text = json!({"anyOf": [{"type": "string", "minLength": 1}, {"type": "object", "required": ["text"],
+        "properties": {"text": {"type": "string", "minLength": 1}}}]});
     json!({"anyOf": [text, {"type": "array", "minItems": 1, "maxItems": MAX_INPUTS, "items": text}]})
 }
 
@@ -198,6 +213,35 @@ fn message() -> Value {
             ]},
         },
     })
+}
+
+/// What a field may hold that is refused unless it asks for nothing.
+pub fn off(off: Off) -> Value {
+    match off {
+        Off::Null => json!({"type": "null"}),
+        Off::False => json!({"enum": [null, false]}),
+        Off::True => json!({"enum": [null, true]}),
+        Off::Empty => json!({"enum": [null, [], {}, ""]}),
+        Off::Zero => json!({"enum": [null, 0]}),
+        Off::One => json!({"enum": [null, 1]}),
+        Off::Text(text) => json!({"enum": [null, text]}),
+        Off::Type(kind) => json!({"anyOf": [{"type": "null"},
+            {"type": "object", "required": ["type"], "properties": {"type": {"const": kind}}}]}),
+        Off::Only(item) => json!({"enum": [null, [item]]}),
+    }
+}
+
+/// Sets of fields of which a body must have exactly one.
+pub const fn one_of(dialect: Dialect) -> &'static [&'static [&'static str]] {
+    match dialect {
+        Dialect::Generate => &[&["text", "input_ids"]],
+        Dialect::Embeddings | Dialect::Pooling | Dialect::Classify => &[&["input", "messages"]],
+        Dialect::Score => {
+            &[&["queries", "data_1", "text_1", "query"], &["documents", "items", "data_2", "text_2"]]
+        }
+        Dialect::Cohere => &[&["texts", "inputs"]],
+        _ => &[],
+    }
 }
 
 /// The fields that a body must have.
