@@ -218,6 +218,15 @@ fn browsers_are_told_what_they_may_do() {
     assert_eq!(answer.header("access-control-allow-origin"), Some("https://a.example"));
     assert!(answer.header("access-control-allow-methods").is_some());
     assert_eq!(asked.get("/health").header("access-control-allow-origin"), Some("https://a.example"));
+    let named = ["--allowed-origins", "https://a.example", "--allowed-methods", "GET", "POST"];
+    let flags = [&named[..], &["--allowed-headers", "x-own", "--allow-credentials"]].concat();
+    let strict = Server::with(&flags, script("hi"));
+    let answer = strict.client().header("origin", "https://a.example");
+    let answer = answer.header("access-control-request-method", "POST");
+    let answer = read_answer(answer.request("OPTIONS", "/v1/chat/completions", None));
+    assert_eq!(answer.header("access-control-allow-methods"), Some("GET,POST"));
+    assert_eq!(answer.header("access-control-allow-headers"), Some("x-own"));
+    assert_eq!(answer.header("access-control-allow-credentials"), Some("true"));
     let stranger = server.client().header("origin", "https://b.example").get("/health");
     assert_eq!(stranger.header("access-control-allow-origin"), None);
 }
