@@ -129,11 +129,6 @@ class Drafting:
         )
 
     def _choose(self, sampling: Sampling | None) -> Choose:
-        if (
-            self._kept is None
-            or sampling is None
-            or sampling.temperature is None
-            or sampling.uniforms is None
-        ):
+        if self._kept is None or sampling is None or sampling.draws is None:
             return greedy
-        return Chooser(self._kept, sampling.rows, sampling.temperature, sampling.uniforms)
+        return Chooser(self._kept, sampling.rows, *sampling.draws)
