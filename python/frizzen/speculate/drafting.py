@@ -28,10 +28,11 @@ class Sampling:
     """``[R]`` int64, the last that counts of each."""
     rejected: Tensor
     """``[R]`` int64, drafts of the step that do not count."""
-    temperature: Tensor
-    """``[R]`` float32."""
-    uniforms: Tensor
-    """``[R]`` float64, the draw of the row's last position."""
+    draws: tuple[Tensor, Tensor] | None = None
+    """``[R]`` float32, their temperatures, and ``[R]`` float64, the draws of their last positions; ``None``
+    drafts greedily."""
+    real: Tensor | None = None
+    """``[1]`` int32, how many of the rows are no padding; ``None``: all."""
 
 
 class Drafting:
@@ -95,17 +96,21 @@ class Drafting:
         """
         if self.failed:
             return None
-        if sampling is not None:
-            seen = seen.without(sampling.step_rows, sampling.rejected)
         try:
-            asked = self._asked(seen, sampling) if sampling is not None and count else None
-            return self._drafter.advance(seen, asked, self._choose(sampling), count)
+            return self.propose(seen, sampling, count)
         # Any error at all: a drafter is a help, and serving goes on without it.
         except Exception as error:  # noqa: BLE001
             place = traceback.extract_tb(error.__traceback__)[-1]
             text = " ".join(str(error).split())
             self.failed = f"{type(error).__name__}: {text} ({place.name}, line {place.lineno})"
             return None
+
+    def propose(self, seen: Seen, sampling: Sampling | None, count: int) -> Proposed | None:
+        """The same, and raises what the drafter raises."""
+        if sampling is not None:
+            seen = seen.without(sampling.step_rows, sampling.rejected)
+        asked = self._asked(seen, sampling) if sampling is not None and count else None
+        return self._drafter.advance(seen, asked, self._choose(sampling), count)
 
     def _asked(self, seen: Seen, sampling: Sampling) -> Asked:
         step, rows = seen.step, sampling.step_rows
@@ -120,9 +125,10 @@ class Drafting:
             table=self._blocks.table(table, sampling.rows, ends, max_context),
             block_size=self._blocks.block_size,
             max_context=max_context,
+            real=sampling.real,
         )
 
     def _choose(self, sampling: Sampling | None) -> Choose:
-        if self._kept is None or sampling is None:
+        if self._kept is None or sampling is None or sampling.draws is None:
             return greedy
-        return Chooser(self._kept, sampling.rows, sampling.temperature, sampling.uniforms)
+        return Chooser(self._kept, sampling.rows, *sampling.draws)

@@ -305,6 +305,9 @@ def _warm_up(loaded: Loaded, drafting: Drafting | None) -> Counter[str]:
                 mode = compile_only(available_cpus())
                 few = model.of_layers(loaded.distinct_layers)
                 compile_steps(few, loaded.graphs, model.device, loaded.config.block_size, mode)
+                if drafting is not None and loaded.drafter is not None:
+                    mode = compile_only(available_cpus())
+                    drafters.compile_drafts(model, loaded.drafter, drafting, loaded.graphs, mode)
     with phase("warm up"):
         run_steps(model, model.device, loaded.config.block_size)
         if drafting is not None and isinstance(model, CausalLM):
