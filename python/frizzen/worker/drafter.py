@@ -83,7 +83,7 @@ def drafting(config: EngineConfig, loaded: LoadedDrafter, model: CausalLM, num_b
             config.rejection_sample_method,
             model.device,
         )
-    return Drafting(loaded.drafter, blocks, kept)
+    return Drafting(loaded.drafter, blocks, kept, believed=config.spec_synthetic_acceptance is None)
 
 
 def stepping(model: CausalLM, loaded: LoadedDrafter | None) -> CausalLM | TappedModel:
