@@ -106,6 +106,10 @@ class FakeCapture:
         self.fail_with: Exception | None = None
         self._width = width
 
+    @property
+    def held_bytes(self) -> int:
+        return 1000 * self.captured
+
     def __call__(self, work: Callable[[], torch.Tensor]) -> Graph:
         if self.fail_with is not None:
             raise self.fail_with

@@ -39,6 +39,16 @@ def test_a_model_without_experts_has_no_load(tiny_checkpoint: CheckpointMaker) -
     assert json.loads(build(tiny_checkpoint("llama")).control("experts", "null")) is None
 
 
+def test_memory_is_told_by_owner_as_it_was_measured(tiny_checkpoint: CheckpointMaker) -> None:
+    worker = build(tiny_checkpoint("llama"))
+    told = json.loads(worker.control("counters", "null"))["memory"]
+    owners = {owner["owner"]: owner for owner in worker.info["plan"]["memory"]["owners"]}
+    assert set(told) == set(owners)
+    assert told["kv_cache"] == owners["kv_cache"]["measured"] > 0
+    # Weights this small are not measured.
+    assert told["weights"] == owners["weights"]["predicted"] > 0
+
+
 def test_a_question_that_is_not_known_is_refused_by_name(tiny_checkpoint: CheckpointMaker) -> None:
     with pytest.raises(ValueError, match=r"the worker has no command 'weather'; it has memory, .*experts"):
         build(tiny_checkpoint("llama")).control("weather", "null")

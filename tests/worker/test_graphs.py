@@ -204,7 +204,9 @@ def test_a_step_is_launched_once_and_replayed_from_then_on() -> None:
     driver.run(batch, 5)
     assert (capture.captured, capture.replayed) == (launched + 1, 3)
     counters = json.loads(driver.worker.control("counters", ""))
+    memory = counters.pop("memory")
     assert counters == {"graph_steps": 3, "eager_steps": {"4x16": 1, "4x4": 1}, "late_compiles": {}}
+    assert memory["graphs"] == 1000 * capture.captured
 
 
 def test_an_idle_worker_captures_everything_largest_first() -> None:
@@ -213,6 +215,7 @@ def test_an_idle_worker_captures_everything_largest_first() -> None:
     assert driver.worker.idle()
     state = json.loads(driver.worker.control("graphs", ""))
     assert state["captured"] == [[8, 3, 64]]
+    assert state["held_bytes"] == 1000 * capture.captured
     while driver.worker.idle():
         pass
     state = json.loads(driver.worker.control("graphs", ""))
@@ -244,15 +247,16 @@ def test_a_failed_capture_is_told_and_steps_go_on_without_graphs() -> None:
 def test_a_busy_engine_captures_what_nobody_asked_for_in_a_small_part_of_its_time() -> None:
     now = [0.0]
 
-    def capture(work: Callable[[], torch.Tensor]) -> Graph:
-        now[0] += 1.0
-        return Graph(lambda: None, torch.zeros(512, 1))
+    class Slow(FakeCapture):
+        def __call__(self, work: Callable[[], torch.Tensor]) -> Graph:
+            now[0] += 1.0
+            return Graph(lambda: None, torch.zeros(512, 1))
 
     lattice = Lattice.of(max_rows=40, max_drafts=0, max_context=64, max_tokens=40)
     tensors = [torch.zeros(64, dtype=torch.int64) for _ in range(3)]
     narrow = [torch.zeros(64, dtype=torch.int32) for _ in range(2)]
     buffers = StepBuffers(*tensors, *narrow, torch.zeros(64, 1), torch.zeros(1, dtype=torch.int32))
-    runner = GraphRunner(lambda ids, step: ids, lattice, buffers, capture, clock=lambda: now[0])
+    runner = GraphRunner(lambda ids, step: ids, lattice, buffers, Slow(), clock=lambda: now[0])
     for _ in range(100):
         now[0] += 1.0
         runner.after_step()

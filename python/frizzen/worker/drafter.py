@@ -14,7 +14,6 @@ from frizzen.kernels.plan import PlanBuilder
 from frizzen.loading.load import LoadRequest
 from frizzen.models.base import CausalLM
 from frizzen.models.tapped import TappedModel
-from frizzen.progress import phase
 from frizzen.speculate.drafter import DraftBlocks, Seen
 from frizzen.speculate.drafting import Drafting, Sampling
 from frizzen.speculate.load import DRAFTERS, DraftRequest, LoadedDrafter, load_drafter
@@ -40,8 +39,7 @@ def load(
         model=config.drafter_model,
         num_drafts=config.num_speculative_tokens or fixed,
     )
-    with phase(f"load drafter {config.drafter}"):
-        return load_drafter(request, model, builder)
+    return load_drafter(request, model, builder)
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,15 @@ class Graph(NamedTuple):
     """Where every replay leaves its result."""
 
 
-Capture = Callable[[Callable[[], torch.Tensor]], Graph]
+class Capture(Protocol):
+    """Makes graphs."""
+
+    @property
+    def held_bytes(self) -> int:
+        """Device memory that the graphs hold: their pool, and what the driver keeps of them."""
+
+    def __call__(self, work: Callable[[], torch.Tensor]) -> Graph:
+        """Captures ``work``, which computes nothing yet. What ``work`` raises, this raises."""
 
 
 class Replayed(NamedTuple):
@@ -75,10 +83,17 @@ class CudaCapture:
     def __init__(self, streams: Streams) -> None:
         self._pool = torch.cuda.graph_pool_handle()
         self._streams = streams
+        self._held = 0
+
+    @property
+    def held_bytes(self) -> int:
+        """See ``Capture``; by what the device had less of after a capture than before."""
+        return self._held
 
     def __call__(self, work: Callable[[], torch.Tensor]) -> Graph:
-        """Captures ``work``, which computes nothing yet. What ``work`` raises, this raises."""
+        """See ``Capture``."""
         graph = torch.cuda.CUDAGraph()
+        free = torch.cuda.mem_get_info()[0]
         with self._streams.switch(CAPTURE):
             # Of this thread alone: others may do to the device what they want.
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
@@ -89,6 +104,7 @@ class CudaCapture:
                     graph.capture_end()
                 raise
             graph.capture_end()
+        self._held += max(free - torch.cuda.mem_get_info()[0], 0)
         return Graph(graph.replay, output)
 
 
@@ -251,12 +267,18 @@ class GraphRunner:
             self._capture_shape(next(iter(self._missing)))
         return bool(self._missing) and self.failure is None
 
+    @property
+    def held_bytes(self) -> int:
+        """Device memory of the graphs that are there."""
+        return self.capture.held_bytes
+
     def state(self) -> dict[str, Any]:
         """What there is, for ``Worker.control``."""
         return {
             "captured": [list(shape) for shape in self._graphs],
             "missing": len(self._missing),
             "capture_seconds": round(self._seconds, 3),
+            "held_bytes": self.held_bytes,
             "failure": self.failure,
         }
 

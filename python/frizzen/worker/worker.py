@@ -388,9 +388,18 @@ class Worker:
         return self._graphs.state() | {"ends": self._tails.state()}
 
     def _counters(self, _: object) -> dict[str, Any]:
-        """Since the start: steps by graph and, by shape, without; kernels compiled when all were warm."""
+        """Since the start: steps by graph and, by shape, without; kernels compiled when all were warm.
+
+        ``memory`` is what owners hold now, in bytes: as measured, else as predicted.
+        """
         graphs = self._graphs
+        owners = self.info["plan"].get("memory", {}).get("owners", ())
+        held = {
+            owner["owner"]: owner["predicted"] if owner["measured"] is None else owner["measured"]
+            for owner in owners
+        }
         return {
+            "memory": held if graphs is None else held | {"graphs": graphs.held_bytes},
             "graph_steps": 0 if graphs is None else graphs.graph_steps,
             "eager_steps": {} if graphs is None else dict(graphs.eager_steps),
             "late_compiles": dict(self._late_compiles),
