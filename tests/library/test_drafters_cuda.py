@@ -39,9 +39,9 @@ def test_greedy_text_is_that_of_no_speculation(
         path, options = str(tiny_checkpoint("llama")), {"drafter": "suffix"}
     else:
         path, options = Pairs(tiny_checkpoint, tmp_path_factory.mktemp("cuda"))(name)
-        if name == "dspark":
-            options = options | {"num_speculative_tokens": 3}
-    with LLM(path, **OPTIONS, **options) as llm:
+    if name == "dspark":
+        options = options | {"num_speculative_tokens": 6}
+    with LLM(path, **(OPTIONS | options)) as llm:
 
         def streams(batch: int, speculation: object) -> list[list[int]]:
             params = SamplingParams(
