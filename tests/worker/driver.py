@@ -108,7 +108,6 @@ class FakeCapture:
 
     @property
     def held_bytes(self) -> int:
-        """Told apart by a thousand for each."""
         return 1000 * self.captured
 
     def __call__(self, work: Callable[[], torch.Tensor]) -> Graph:

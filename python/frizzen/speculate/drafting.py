@@ -42,12 +42,17 @@ class Drafting:
         drafter: The drafter, its caches made.
         blocks: Where its drafts are written.
         kept: Where distributions of drawn drafts are kept; ``None`` drafts greedily.
+        believed: Whether the drafter's own chances of its drafts mean something; where verdicts are forced,
+            they do not.
     """
 
-    def __init__(self, drafter: Drafter, blocks: DraftBlocks, kept: Kept | None = None) -> None:
+    def __init__(
+        self, drafter: Drafter, blocks: DraftBlocks, kept: Kept | None = None, *, believed: bool = True
+    ) -> None:
         self._drafter = drafter
         self._blocks = blocks
         self._kept = kept
+        self._believed = believed
         self.failed: str | None = None
         """Why the drafter is out of service; its context is not kept any more."""
 
@@ -59,7 +64,7 @@ class Drafting:
         return {
             "name": self._drafter.name,
             "max_drafts": max_drafts,
-            "has_confidence": self._drafter.has_confidence,
+            "has_confidence": self._believed and self._drafter.has_confidence,
             "needs_context": True,
             "lookahead": 0,
         }
@@ -110,7 +115,8 @@ class Drafting:
         if sampling is not None:
             seen = seen.without(sampling.step_rows, sampling.rejected)
         asked = self._asked(seen, sampling) if sampling is not None and count else None
-        return self._drafter.advance(seen, asked, self._choose(sampling), count)
+        proposed = self._drafter.advance(seen, asked, self._choose(sampling), count)
+        return proposed if self._believed or proposed is None else Proposed(proposed.tokens)
 
     def _asked(self, seen: Seen, sampling: Sampling) -> Asked:
         step, rows = seen.step, sampling.step_rows

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -81,7 +81,7 @@ def drafting(config: EngineConfig, loaded: LoadedDrafter, model: CausalLM, num_b
             config.rejection_sample_method,
             model.device,
         )
-    return Drafting(loaded.drafter, blocks, kept)
+    return Drafting(loaded.drafter, blocks, kept, believed=config.spec_synthetic_acceptance is None)
 
 
 def stepping(model: CausalLM, loaded: LoadedDrafter | None) -> CausalLM | TappedModel:
@@ -139,16 +139,16 @@ def compile_drafts(
     loaded: LoadedDrafter,
     drafting: Drafting,
     lattice: Lattice,
-    mode: AbstractContextManager[Callable[[], None]],
+    settle: Callable[[], None],
 ) -> None:
-    """Goes through the shapes in ``mode``, in which launches only compile; one draft is as good as many.
+    """See ``warmup.compile_steps``; one draft is as good as many.
 
     Raises:
         LoadError: the drafter cannot even do this.
     """
     drafted = _Drafted(_Nothing(model, len(loaded.drafter.taps)), drafting, 1)
     with _explained():
-        compile_steps(drafted, lattice, model.device, model.block_size, mode)
+        compile_steps(drafted, lattice, model.device, model.block_size, settle)
 
 
 def warm_up(

@@ -270,7 +270,7 @@ class GraphRunner:
     @property
     def held_bytes(self) -> int:
         """Device memory of the graphs that are there."""
-        return self._capture.held_bytes
+        return self.capture.held_bytes
 
     def state(self) -> dict[str, Any]:
         """What there is, for ``Worker.control``."""

@@ -301,13 +301,11 @@ def _warm_up(loaded: Loaded, drafting: Drafting | None) -> Counter[str]:
 
         late = LateCompiles(late_compiles)
         if loaded.graphs is not None and isinstance(model, CausalLM):
-            with phase("compile kernels"):
-                mode = compile_only(available_cpus())
+            with phase("compile kernels"), compile_only(available_cpus()) as settle:
                 few = model.of_layers(loaded.distinct_layers)
-                compile_steps(few, loaded.graphs, model.device, loaded.config.block_size, mode)
+                compile_steps(few, loaded.graphs, model.device, loaded.config.block_size, settle)
                 if drafting is not None and loaded.drafter is not None:
-                    mode = compile_only(available_cpus())
-                    drafters.compile_drafts(model, loaded.drafter, drafting, loaded.graphs, mode)
+                    drafters.compile_drafts(model, loaded.drafter, drafting, loaded.graphs, settle)
     with phase("warm up"):
         run_steps(model, model.device, loaded.config.block_size)
         if drafting is not None and isinstance(model, CausalLM):
