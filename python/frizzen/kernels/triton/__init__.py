@@ -16,6 +16,7 @@ import torch
 from frizzen.kernels.draft_ops import ATTENTION_DRAFT
 from frizzen.kernels.facts import Facts
 from frizzen.kernels.fp8_ops import LINEAR_FP8, MOE_EXPERTS_FP8
+from frizzen.kernels.kv_layout import needs_plain_cache
 from frizzen.kernels.moe_ops import MOE_EXPERTS, MOE_ROUTE
 from frizzen.kernels.moe_reference import Routing
 from frizzen.kernels.ops import (
@@ -33,6 +34,7 @@ __all__ = ["CANDIDATES"]
 
 _RANK = 50
 _FP8_CAPABILITIES = frozenset({"sm_89", "sm_90", "sm_100", "sm_103", "sm_120", "sm_121"})
+_HALF = frozenset({torch.bfloat16, torch.float16})
 _FEWEST_GROUPED = 16
 """Experts of a router with groups: fewer are padded to the narrowest product, which has no whole groups."""
 
@@ -55,6 +57,23 @@ def _requires_token_layout(facts: Facts) -> Reason | None:
 
 def _requires_attention(facts: Facts) -> Reason | None:
     return _requires_fp8_cache(facts, in_fp8=facts["kv_dtype"] == "fp8_e4m3")
+
+
+def _requires_long_rows(facts: Facts) -> Reason | None:
+    if facts.device != "cuda":
+        return Reason("device", f"long tiles are for cuda, this is {facts.device}")
+    needs = (
+        ("capability", "sm_90" in facts.capability, f"sm_90, this is {', '.join(facts.capability)}"),
+        ("dtype", facts.dtype in _HALF, f"bfloat16 or float16, the dtype is {facts.dtype}"),
+        ("shape", facts["head_dim"] in {64, 128}, f"64 or 128 per head, head_dim is {facts['head_dim']}"),
+        ("shape", facts.size("block_size") % 16 == 0, f"blocks of 16, block_size is {facts['block_size']}"),
+        ("softcap", "softcap" not in facts, "scores without a soft cap"),
+        ("window", not facts["window"], f"the whole context, the window is {facts['window']}"),
+    )
+    for code, met, wanted in needs:
+        if not met:
+            return Reason(code, f"long tiles need {wanted}")
+    return needs_plain_cache(facts) or _requires(facts)
 
 
 def _requires_fp8_cache(facts: Facts, *, in_fp8: bool) -> Reason | None:
@@ -111,6 +130,13 @@ CANDIDATES = (
     _candidate(NORM_RMS.name, "norm", "RmsNorm"),
     _candidate(ROPE.name, "rope", "Rope", _requires_token_layout),
     _candidate(ATTENTION_PAGED.name, "paged_attention", "PagedAttention", _requires_attention),
+    Candidate(
+        ATTENTION_PAGED.name,
+        "triton_long",
+        _RANK + 5,
+        _requires_long_rows,
+        _built_by("long_rows", "LongRows"),
+    ),
     _candidate(ATTENTION_DRAFT.name, "paged_attention", "PagedAttention"),
     _candidate(MOE_ROUTE.name, "route", "Router", _requires_power_of_two_groups),
     _candidate(MOE_EXPERTS.name, "moe", "MoeExperts", _requires_aligned_rows),
