@@ -1,6 +1,6 @@
-"""Rows of many tokens: which steps get long tiles, which layers can, and that the kernel fits the device.
+"""Rows of many tokens: which steps get long tiles, which layers can, and that the kernels fit the device.
 
-What the kernel computes is held to the reference by the conformance test, on a GPU.
+What the kernels compute is held to the reference by the conformance test, on a GPU.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ import pytest
 import torch
 
 from frizzen.kernels.facts import Facts, Machine
+from frizzen.kernels.moe_ops import MOE_EXPERTS
 from frizzen.kernels.ops import ATTENTION_PAGED
 from frizzen.kernels.plan import default_registry
 from frizzen.step import StepContext
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
 
+ROOT = Path(__file__).resolve().parents[2]
 H200 = Machine("cuda", frozenset({"sm_90"}), 1, (("triton", "3.6.0"),))
 
 
@@ -69,71 +71,55 @@ def test_every_token_has_a_tile() -> None:
         assert long_tiles(step(5, *widths, context=2000)) >= sum(-(-width // 128) for width in widths)
 
 
+ATTENTION = {
+    "heads": 32,
+    "kv_heads": 4,
+    "head_dim": 128,
+    "scale": 0.1,
+    "window": 0,
+    "block_size": 16,
+    "sinks": False,
+    "kv_dtype": "auto",
+}
+EXPERTS = {
+    "hidden": 2048,
+    "intermediate": 768,
+    "experts": 128,
+    "top_k": 8,
+    "bias": False,
+    "clamp": 0.0,
+    "alpha": 1.0,
+    "beta": 0.0,
+}
+
+
 @pytest.mark.parametrize(
-    ("changed", "code"),
+    ("op", "shape", "code"),
     [
-        ({}, None),
-        ({"head_dim": 64, "sinks": True}, None),
-        ({"head_dim": 96}, "shape"),
-        ({"block_size": 8}, "shape"),
-        ({"window": 128}, "window"),
-        ({"kv_dtype": "fp8_e4m3"}, "kv_dtype"),
+        (ATTENTION_PAGED.name, ATTENTION, None),
+        (ATTENTION_PAGED.name, ATTENTION | {"head_dim": 64, "sinks": True}, None),
+        (ATTENTION_PAGED.name, ATTENTION | {"head_dim": 96}, "shape"),
+        (ATTENTION_PAGED.name, ATTENTION | {"block_size": 8}, "shape"),
+        (ATTENTION_PAGED.name, ATTENTION | {"window": 128}, "window"),
+        (ATTENTION_PAGED.name, ATTENTION | {"kv_dtype": "fp8_e4m3"}, "kv_dtype"),
+        (MOE_EXPERTS.name, EXPERTS, None),
+        (MOE_EXPERTS.name, EXPERTS | {"clamp": 7.0, "intermediate": 40}, None),
+        (MOE_EXPERTS.name, EXPERTS | {"hidden": 2080}, "shape"),
+        (MOE_EXPERTS.name, EXPERTS | {"intermediate": 100}, "shape"),
+        (MOE_EXPERTS.name, EXPERTS | {"bias": True}, "bias"),
     ],
 )
-def test_what_long_tiles_cannot_do_has_a_reason(changed: dict[str, object], code: str | None) -> None:
-    shape = {
-        "heads": 32,
-        "kv_heads": 4,
-        "head_dim": 128,
-        "scale": 0.1,
-        "window": 0,
-        "block_size": 16,
-        "sinks": False,
-        "kv_dtype": "auto",
-    }
-    candidate = next(
-        entry for entry in default_registry().candidates(ATTENTION_PAGED.name) if entry.name == "triton_long"
-    )
-    reason = candidate.requires(Facts.of(H200, torch.bfloat16, shape | changed))
+def test_what_long_tiles_cannot_do_has_a_reason(op: str, shape: dict[str, object], code: str | None) -> None:
+    candidate = next(entry for entry in default_registry().candidates(op) if entry.name == "triton_long")
+    reason = candidate.requires(Facts.of(H200, torch.bfloat16, shape))
     assert (reason and reason.code) == code
 
 
-_COMPILE = """
-import sys
-import torch
-from triton.backends.compiler import GPUTarget
-from triton.runtime import driver
-
-class Device:
-    def get_current_target(self): return GPUTarget("cuda", 90, 32)
-    def get_current_device(self): return 0
-    def get_current_stream(self, device=None): return 0
-    def get_active_torch_device(self): return torch.device("cpu")
-    def map_python_to_cpp_type(self, name): return "int"
-
-driver.set_active(Device())
-from triton.experimental.gluon import language as gl
-from frizzen.kernels.triton.long_attention import long_attention
-from frizzen.kernels.triton.long_rows import _REGISTERS, _STAGES, _descriptor
-
-D = int(sys.argv[1])
-layout = gl.NVMMASharedLayout(128, 16, 2)
-queries = _descriptor(torch.empty(64, 8 * D, dtype=torch.bfloat16), 64, layout)
-cache = _descriptor(torch.empty(64, 4 * D, dtype=torch.bfloat16), 16, layout)
-numbers = torch.zeros(2, dtype=torch.int32)
-out = torch.empty(64, 8 * D, dtype=torch.bfloat16)
-kernel = long_attention.warmup(
-    queries, cache, out, out, numbers, numbers, numbers, 0, 1, 1, 8 * D, 2, 64, 0.1, GROUP=4, KV_HEADS=2, D=D,
-    SINKS=True, BLOCK_SIZE=16, STAGES=_STAGES, num_warps=4, maxnreg=_REGISTERS, grid=(1,),
-)
-print(kernel.metadata.shared, "wgmma" in kernel.asm["ptx"])
-"""
-
-
-@pytest.mark.parametrize("head_dim", [64, 128])
-def test_the_kernel_compiles_for_hopper_and_fits_its_shared_memory(head_dim: int, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_the_kernels_compile_for_hopper_and_fit_its_shared_memory(tmp_path: Path) -> None:
     run = subprocess.run(
-        [sys.executable, "-c", _COMPILE, str(head_dim)],
+        [sys.executable, "-m", "tests.kernels.compile_for_hopper"],
+        cwd=ROOT,
         env=os.environ | {"TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "0"},
         capture_output=True,
         text=True,
@@ -141,6 +127,10 @@ def test_the_kernel_compiles_for_hopper_and_fits_its_shared_memory(head_dim: int
         check=False,
     )
     assert run.returncode == 0, run.stderr[-2000:]
-    shared, products = run.stdout.split()
-    assert int(shared) <= 232_448
-    assert products == "True"
+    found = [line.split() for line in run.stdout.splitlines()]
+    assert {name for name, _, products in found if products == "True"} == {
+        "long_attention",
+        "gate_up_long",
+        "down_long",
+    }
+    assert all(int(shared) <= 232_448 for _, shared, _ in found)

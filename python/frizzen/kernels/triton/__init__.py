@@ -34,7 +34,6 @@ __all__ = ["CANDIDATES"]
 
 _RANK = 50
 _FP8_CAPABILITIES = frozenset({"sm_89", "sm_90", "sm_100", "sm_103", "sm_120", "sm_121"})
-_HALF = frozenset({torch.bfloat16, torch.float16})
 _FEWEST_GROUPED = 16
 """Experts of a router with groups: fewer are padded to the narrowest product, which has no whole groups."""
 
@@ -59,21 +58,41 @@ def _requires_attention(facts: Facts) -> Reason | None:
     return _requires_fp8_cache(facts, in_fp8=facts["kv_dtype"] == "fp8_e4m3")
 
 
-def _requires_long_rows(facts: Facts) -> Reason | None:
+def _requires_hopper(facts: Facts) -> Reason | None:
     if facts.device != "cuda":
         return Reason("device", f"long tiles are for cuda, this is {facts.device}")
+    if "sm_90" not in facts.capability:
+        return Reason("capability", f"long tiles need sm_90, this is {', '.join(facts.capability)}")
+    if facts.dtype not in {torch.bfloat16, torch.float16}:
+        return Reason("dtype", f"the dtype is {facts.dtype}, wanted bfloat16 or float16")
+    return _requires(facts)
+
+
+def _requires_long_rows(facts: Facts) -> Reason | None:
     needs = (
-        ("capability", "sm_90" in facts.capability, f"sm_90, this is {', '.join(facts.capability)}"),
-        ("dtype", facts.dtype in _HALF, f"bfloat16 or float16, the dtype is {facts.dtype}"),
         ("shape", facts["head_dim"] in {64, 128}, f"64 or 128 per head, head_dim is {facts['head_dim']}"),
         ("shape", facts.size("block_size") % 16 == 0, f"blocks of 16, block_size is {facts['block_size']}"),
         ("softcap", "softcap" not in facts, "scores without a soft cap"),
         ("window", not facts["window"], f"the whole context, the window is {facts['window']}"),
     )
-    for code, met, wanted in needs:
-        if not met:
-            return Reason(code, f"long tiles need {wanted}")
-    return needs_plain_cache(facts) or _requires(facts)
+    return _requires_hopper(facts) or _first_unmet(needs) or needs_plain_cache(facts)
+
+
+def _requires_long_experts(facts: Facts) -> Reason | None:
+    needs = (
+        ("shape", facts.size("hidden") % 64 == 0, f"rows of 64s, hidden is {facts['hidden']}"),
+        (
+            "shape",
+            facts.size("intermediate") % 8 == 0,
+            f"rows of 8s, intermediate is {facts['intermediate']}",
+        ),
+        ("bias", not facts["bias"], "products alone, the experts have biases"),
+    )
+    return _requires_hopper(facts) or _first_unmet(needs)
+
+
+def _first_unmet(needs: tuple[tuple[str, bool, str], ...]) -> Reason | None:
+    return next((Reason(code, f"long tiles need {wanted}") for code, met, wanted in needs if not met), None)
 
 
 def _requires_fp8_cache(facts: Facts, *, in_fp8: bool) -> Reason | None:
@@ -122,6 +141,11 @@ def _candidate(
     return Candidate(op, "triton", _RANK, requires, _built_by(module, name))
 
 
+def _long_candidate(op: str, module: str, name: str, requires: Callable[[Facts], Reason | None]) -> Candidate:
+    """One that has kernels of its own for many tokens, and for few those of the other."""
+    return Candidate(op, "triton_long", _RANK + 5, requires, _built_by(module, name))
+
+
 CANDIDATES = (
     _candidate(LINEAR.name, "linear", "SkinnyLinear"),
     _candidate(LM_HEAD.name, "linear", "LmHead"),
@@ -140,6 +164,7 @@ CANDIDATES = (
     _candidate(ATTENTION_DRAFT.name, "paged_attention", "PagedAttention"),
     _candidate(MOE_ROUTE.name, "route", "Router", _requires_power_of_two_groups),
     _candidate(MOE_EXPERTS.name, "moe", "MoeExperts", _requires_aligned_rows),
+    _long_candidate(MOE_EXPERTS.name, "long_moe", "LongExperts", _requires_long_experts),
     _candidate(LINEAR_FP8.name, "fp8_linear", "Fp8Linear", _requires_fp8),
     _candidate(MOE_EXPERTS_FP8.name, "fp8_moe", "Fp8Experts", _requires_fp8),
 )
