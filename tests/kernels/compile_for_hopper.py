@@ -1,4 +1,4 @@
-"""Compiles what long rows and experts launch, for a GPU that is not here: run by ``test_long_rows.py``.
+"""Compiles what long rows and experts launch, for a GPU that is not here: run by ``test_hopper.py``.
 
 Prints a line per kernel: its name, the bytes of shared memory that it takes, and whether it has products of
 groups of warps.

@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from frizzen.kernels.draft_ops import ATTENTION_DRAFT
+from frizzen.kernels.draft_ops import ATTENTION_DRAFT, ATTENTION_DRAFT_MLA
 from frizzen.kernels.facts import Facts
 from frizzen.kernels.fp8_ops import LINEAR_FP8, MOE_EXPERTS_FP8
-from frizzen.kernels.kv_layout import needs_plain_cache
+from frizzen.kernels.mla_ops import ATTENTION_MLA, ROPE_MLA
 from frizzen.kernels.moe_ops import MOE_EXPERTS, MOE_ROUTE
 from frizzen.kernels.moe_reference import Routing
 from frizzen.kernels.ops import (
@@ -25,6 +25,7 @@ from frizzen.kernels.ops import (
     LINEAR_SILU_MUL,
     LM_HEAD,
     LM_HEAD_TIED,
+    NORM_LAYER,
     NORM_RMS,
     ROPE,
 )
@@ -36,6 +37,9 @@ _RANK = 50
 _FP8_CAPABILITIES = frozenset({"sm_89", "sm_90", "sm_100", "sm_103", "sm_120", "sm_121"})
 _FEWEST_GROUPED = 16
 """Experts of a router with groups: fewer are padded to the narrowest product, which has no whole groups."""
+
+_LARGEST_LATENT = 512
+"""Of latent attention: a program keeps the sums of a whole latent vector."""
 
 
 def _requires(facts: Facts) -> Reason | None:
@@ -58,41 +62,10 @@ def _requires_attention(facts: Facts) -> Reason | None:
     return _requires_fp8_cache(facts, in_fp8=facts["kv_dtype"] == "fp8_e4m3")
 
 
-def _requires_hopper(facts: Facts) -> Reason | None:
-    if facts.device != "cuda":
-        return Reason("device", f"long tiles are for cuda, this is {facts.device}")
-    if "sm_90" not in facts.capability:
-        return Reason("capability", f"long tiles need sm_90, this is {', '.join(facts.capability)}")
-    if facts.dtype not in {torch.bfloat16, torch.float16}:
-        return Reason("dtype", f"the dtype is {facts.dtype}, wanted bfloat16 or float16")
+def _requires_latents(facts: Facts) -> Reason | None:
+    if facts.size("latent_dim") > _LARGEST_LATENT:
+        return Reason("shape", f"latent_dim is {facts.size('latent_dim')}, tiles hold {_LARGEST_LATENT}")
     return _requires(facts)
-
-
-def _requires_long_rows(facts: Facts) -> Reason | None:
-    needs = (
-        ("shape", facts["head_dim"] in {64, 128}, f"64 or 128 per head, head_dim is {facts['head_dim']}"),
-        ("shape", facts.size("block_size") % 16 == 0, f"blocks of 16, block_size is {facts['block_size']}"),
-        ("softcap", "softcap" not in facts, "scores without a soft cap"),
-        ("window", not facts["window"], f"the whole context, the window is {facts['window']}"),
-    )
-    return _requires_hopper(facts) or _first_unmet(needs) or needs_plain_cache(facts)
-
-
-def _requires_long_experts(facts: Facts) -> Reason | None:
-    needs = (
-        ("shape", facts.size("hidden") % 64 == 0, f"rows of 64s, hidden is {facts['hidden']}"),
-        (
-            "shape",
-            facts.size("intermediate") % 8 == 0,
-            f"rows of 8s, intermediate is {facts['intermediate']}",
-        ),
-        ("bias", not facts["bias"], "products alone, the experts have biases"),
-    )
-    return _requires_hopper(facts) or _first_unmet(needs)
-
-
-def _first_unmet(needs: tuple[tuple[str, bool, str], ...]) -> Reason | None:
-    return next((Reason(code, f"long tiles need {wanted}") for code, met, wanted in needs if not met), None)
 
 
 def _requires_fp8_cache(facts: Facts, *, in_fp8: bool) -> Reason | None:
@@ -141,30 +114,21 @@ def _candidate(
     return Candidate(op, "triton", _RANK, requires, _built_by(module, name))
 
 
-def _long_candidate(op: str, module: str, name: str, requires: Callable[[Facts], Reason | None]) -> Candidate:
-    """One that has kernels of its own for many tokens, and for few those of the other."""
-    return Candidate(op, "triton_long", _RANK + 5, requires, _built_by(module, name))
-
-
 CANDIDATES = (
     _candidate(LINEAR.name, "linear", "SkinnyLinear"),
     _candidate(LM_HEAD.name, "linear", "LmHead"),
     _candidate(LM_HEAD_TIED.name, "linear", "TiedHead"),
     _candidate(LINEAR_SILU_MUL.name, "gated", "LinearSiluMul"),
     _candidate(NORM_RMS.name, "norm", "RmsNorm"),
+    _candidate(NORM_LAYER.name, "layer_norm", "LayerNorm"),
     _candidate(ROPE.name, "rope", "Rope", _requires_token_layout),
+    _candidate(ROPE_MLA.name, "latent_rope", "LatentRope"),
     _candidate(ATTENTION_PAGED.name, "paged_attention", "PagedAttention", _requires_attention),
-    Candidate(
-        ATTENTION_PAGED.name,
-        "triton_long",
-        _RANK + 5,
-        _requires_long_rows,
-        _built_by("long_rows", "LongRows"),
-    ),
     _candidate(ATTENTION_DRAFT.name, "paged_attention", "PagedAttention"),
+    _candidate(ATTENTION_MLA.name, "latent_attention", "LatentAttention", _requires_latents),
+    _candidate(ATTENTION_DRAFT_MLA.name, "latent_attention", "LatentAttention", _requires_latents),
     _candidate(MOE_ROUTE.name, "route", "Router", _requires_power_of_two_groups),
     _candidate(MOE_EXPERTS.name, "moe", "MoeExperts", _requires_aligned_rows),
-    _long_candidate(MOE_EXPERTS.name, "long_moe", "LongExperts", _requires_long_experts),
     _candidate(LINEAR_FP8.name, "fp8_linear", "Fp8Linear", _requires_fp8),
     _candidate(MOE_EXPERTS_FP8.name, "fp8_moe", "Fp8Experts", _requires_fp8),
 )

@@ -110,7 +110,7 @@ EXPERTS = {
     ],
 )
 def test_what_long_tiles_cannot_do_has_a_reason(op: str, shape: dict[str, object], code: str | None) -> None:
-    candidate = next(entry for entry in default_registry().candidates(op) if entry.name == "triton_long")
+    candidate = next(entry for entry in default_registry().candidates(op) if entry.name == "hopper")
     reason = candidate.requires(Facts.of(H200, torch.bfloat16, shape))
     assert (reason and reason.code) == code
 
