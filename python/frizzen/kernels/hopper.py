@@ -1,8 +1,8 @@
 """Kernels for many tokens on Hopper, whose warps have different parts.
 
-Each has, for few tokens, the kernels that the candidate ``triton`` has. They are written in Gluon, a language of
-triton's package that says where values stand and which warps do what. Its modules are imported when a kernel is
-built, so a triton without it is a reason in the plan.
+Each has, for few tokens, the kernels that the candidate ``triton`` has. They are written in Gluon, a language
+of triton's package that says where values stand and which warps do what. Its modules are imported when a
+kernel is built, so a triton without it is a reason in the plan.
 """
 
 from __future__ import annotations
