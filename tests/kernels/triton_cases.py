@@ -265,6 +265,35 @@ def case_products_from_outside_get_sorted_rows_with_scales_by_column() -> None:
         assert (found.float() - want).square().mean().sqrt() < bound * want.square().mean().sqrt()
 
 
+def case_pairs_are_sorted_by_expert_in_whole_tiles_and_in_their_order() -> None:
+    from frizzen.kernels.triton.launch import Target
+    from frizzen.kernels.triton.sorting import sort_pairs
+
+    generator = torch.Generator().manual_seed(0)
+    for tokens, experts, top_k, height in (
+        (700, 8, 2, 128),
+        (2300, 20, 4, 64),
+        (3, 5, 2, 16),
+        (2, 128, 8, 128),
+    ):
+        ids = torch.rand(tokens, experts, generator=generator).topk(top_k).indices.int()
+        ids[torch.rand(ids.shape, generator=generator) < 0.1] = -1
+        found = sort_pairs(ids.to(DEVICE), experts, height, Target(dependent=False, processors=16))
+        order, places, owners, used = (part.cpu().long() for part in found)
+        pairs = ids.flatten().long()
+        counts = torch.bincount(pairs[pairs >= 0], minlength=experts)
+        tiles = -(-counts // height)
+        assert used.item() == tiles.sum()
+        filled = torch.repeat_interleave(torch.arange(experts), tiles)
+        assert torch.equal(owners, torch.nn.functional.pad(filled, (0, len(owners) - len(filled)), value=-1))
+        want = torch.full_like(order, -1)
+        for expert, first in enumerate((tiles.cumsum(0) - tiles) * height):
+            want[first : first + counts[expert]] = (pairs == expert).nonzero().squeeze(1)
+        assert torch.equal(order, want)
+        present = (pairs >= 0).nonzero().squeeze(1)
+        assert torch.equal(order[places[present]], present)
+
+
 CASES = [function for name, function in list(globals().items()) if name.startswith("case_")]
 
 
