@@ -15,7 +15,7 @@ import triton.language as tl
 from frizzen.kernels.triton.attention import mean, place_of
 from frizzen.kernels.triton.launch import await_inputs, multiply_add, release_next
 
-__all__ = ["by_head", "expand", "latent_attention"]
+__all__ = ["by_head", "expand", "latent_attention", "merge_latents"]
 
 
 @triton.jit
@@ -156,6 +156,49 @@ def latent_attention(
         found = mean(total, peak, norm, norm, False)
         out_at = out + ((token * HEADS + head) * VALUE)[:, None] + value
         tl.store(out_at, found.to(out.dtype.element_ty), mask=real[:, None] & (value < VALUE))
+
+
+@triton.jit(
+    do_not_specialize=["first_row", "last_row", "splits"],
+    do_not_specialize_on_alignment=["query_start", "seq_lens"],
+)
+def merge_latents(
+    out, query_start, seq_lens, partial, partial_peak, partial_norm, first_row, last_row, splits,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, VALUE: tl.constexpr, SEARCH: tl.constexpr, SPLITS: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_VALUE: tl.constexpr, CUTS: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """Adds up the splits of one (token, head) pair of a tile, in one of ``CUTS`` parts of its result.
+
+    ``attention.merge`` for results so wide that a program alone would take longer than the attention.
+    """
+    part = tl.program_id(0)
+    tile = tl.program_id(1)
+    pair = tl.program_id(2) // CUTS
+    _, tile_in_row, first_token, width, _ = place_of(
+        query_start, seq_lens, tile, first_row, last_row, SEARCH, BLOCK_Q
+    )
+    await_inputs(PDL)
+    query = tile_in_row * BLOCK_Q + pair // GROUP
+    if query >= width:
+        return
+    split = tl.arange(0, SPLITS)
+    column = tl.program_id(2) % CUTS * (BLOCK_VALUE // CUTS) + tl.arange(0, BLOCK_VALUE // CUTS)
+    inside = column < VALUE
+    slot = ((tile * tl.num_programs(0) + part) * splits + split).to(tl.int64) * BLOCK_M + pair
+    peaks = tl.load(partial_peak + slot, mask=split < splits, other=float("-inf"))
+    norms = tl.load(partial_norm + slot, mask=split < splits, other=0.0)
+    # Not by the peak: keys that are not numbers must show in the result.
+    active = norms != 0
+    totals = partial + slot[:, None] * BLOCK_VALUE + column[None, :]
+    totals = tl.load(totals, mask=active[:, None] & inside[None, :], other=0.0)
+    release_next(PDL)
+    shares = tl.where(active, tl.exp2(peaks - tl.max(peaks, axis=0)), 0.0)
+    norm = tl.sum(norms * shares, axis=0)
+    total = tl.sum(totals * shares[:, None], axis=0) / tl.where(norm > 0, norm, 1.0)
+    token = (first_token + query).to(tl.int64)
+    out += (token * HEADS + part * GROUP + pair % GROUP) * VALUE + column
+    tl.store(out, total.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["tokens"])

@@ -20,8 +20,8 @@ from torch import Tensor
 from frizzen.kernels.facts import Facts
 from frizzen.kernels.mla_ops import LatentAttend
 from frizzen.kernels.mla_reference import LatentShape
-from frizzen.kernels.triton.attention import LOG2E, merge
-from frizzen.kernels.triton.latent import by_head, expand, latent_attention
+from frizzen.kernels.triton.attention import LOG2E
+from frizzen.kernels.triton.latent import by_head, expand, latent_attention, merge_latents
 from frizzen.kernels.triton.launch import Target, precision, round_up_power
 from frizzen.kernels.triton.paged_attention import Tile
 from frizzen.step import StepContext
@@ -35,9 +35,13 @@ _SPLIT_LEAST = 128
 _SPLIT_MOST = 4096
 """Most keys of a split of a row with few tokens, which must not keep one program busy when all others end."""
 _MAX_SPLITS = 64
+_MERGED = 64
+"""Elements of a result that a program merges."""
 _MOST_PAIRS = 64
 """Most (token, head) pairs of an absorbed tile: their sums take ``L`` registers each."""
-_EXPAND_FROM = 256
+_EXACT_PAIRS = 16
+"""The same in float32, whose products take more registers and are written out one by one."""
+_EXPAND_FROM = 128
 """Fewest tokens of a row, on average, for which keys and values are made."""
 _EXPANDED_BYTES = 1 << 29
 """Most bytes of them at a time."""
@@ -45,14 +49,14 @@ _EXPANDED_BYTES = 1 << 29
 
 def _absorbed_tile(pairs: int, dtype: torch.dtype) -> Tile:
     """The tile of an absorbed launch for rows of at most so many (token, head) pairs."""
-    m = min(round_up_power(pairs, 16), _MOST_PAIRS)
     if dtype == torch.float32:
-        return Tile(m, 16, 4, 1)
-    return Tile(m, 32, 4, 2) if m <= 32 else Tile(m, 32, 8, 2)
+        return Tile(_EXACT_PAIRS, 16, 4, 1)
+    m = min(round_up_power(pairs, 16), _MOST_PAIRS)
+    return Tile(16, 64, 4, 3) if m == 16 else Tile(64, 64, 8, 2)
 
 
 def _expanded_tile(dtype: torch.dtype) -> Tile:
-    return Tile(32, 32, 4, 1) if dtype == torch.float32 else Tile(128, 64, 8, 2)
+    return Tile(16, 16, 4, 1) if dtype == torch.float32 else Tile(64, 64, 4, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +112,8 @@ class LatentAttention:
     def build(cls, facts: Facts) -> LatentAttention:
         """The kernel for one geometry. A fact ``first`` is optional: a draft's."""
         first = facts.size("first") if "first" in facts else 0
-        return cls(LatentShape.of(facts), Target.of(facts, shared_memory=200_000), first)
+        memory = 100_000 if facts.dtype == torch.float32 else 222_000
+        return cls(LatentShape.of(facts), Target.of(facts, shared_memory=memory), first)
 
     def bytes_per_token(self) -> int:
         """The latent vector and the rotated key."""
@@ -140,7 +145,8 @@ class LatentAttention:
     def _group(self) -> int:
         """Heads of an absorbed tile: as many as fit, and a divisor of all."""
         heads = self.shape.heads
-        return next(size for size in range(min(heads, _MOST_PAIRS), 0, -1) if heads % size == 0)
+        most = _EXACT_PAIRS if self.shape.dtype == torch.float32 else _MOST_PAIRS
+        return next(size for size in range(min(heads, most), 0, -1) if heads % size == 0)
 
     @property
     def _wide(self) -> int:
@@ -180,7 +186,8 @@ class LatentAttention:
     def _splits(self, programs: int, max_context: int, tile: Tile, *, search: bool) -> int:
         if max_context <= _SPLIT_FROM:
             return 1
-        wanted = (2 if tile.m <= 32 else 1) * self.target.processors // programs
+        # So many programs a multiprocessor holds, by their shared memory.
+        wanted = (2 if tile.m == 16 else 1) * self.target.processors // programs
         if not search:
             wanted = max(wanted, max_context // _SPLIT_MOST)
         return max(min(wanted, -(-max_context // _SPLIT_LEAST), _MAX_SPLITS), 1)
@@ -259,10 +266,12 @@ class LatentAttention:
             num_warps=tile.warps, num_stages=tile.stages, **shared,
         )  # fmt: skip
         if launch.splits > 1:
-            merge[(parts, launch.tiles, per_tile * group)](
-                None, out, step.query_start, step.seq_lens, *launch.partials, *rows, launch.splits,
-                D=value, SINKS=False, SPLITS=round_up_power(launch.splits, 8),
-                BLOCK_D=round_up_power(value, 16), num_warps=4, **shared,
+            wide = round_up_power(value, 16)
+            cuts = max(wide // _MERGED, 1)
+            merge_latents[(parts, launch.tiles, per_tile * group * cuts)](
+                out, step.query_start, step.seq_lens, *launch.partials, *rows, launch.splits,
+                HEADS=shape.heads, VALUE=value, SPLITS=round_up_power(launch.splits, 8), BLOCK_VALUE=wide,
+                CUTS=cuts, num_warps=4, **shared,
             )  # fmt: skip
 
 
@@ -273,9 +282,14 @@ def _product_tile(
     whole = round_up_power(size, 16)
     if dtype == torch.float32:
         return {"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": min(whole, 64)}, {"num_warps": 4, "num_stages": 1}
+    if tokens > 256:
+        return {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64}, {"num_warps": 8, "num_stages": 3}
     if tokens > 64:
-        m = 128 if tokens > 256 else 64
-        return {"BLOCK_M": m, "BLOCK_N": 128, "BLOCK_K": 64}, {"num_warps": 8, "num_stages": 3}
+        return {"BLOCK_M": 64, "BLOCK_N": 128, "BLOCK_K": 64}, {"num_warps": 4, "num_stages": 3}
     m = round_up_power(tokens, 16)
-    n = 64 if width > 256 else 16
-    return {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": whole}, {"num_warps": 4, "num_stages": 1}
+    if whole <= 128:
+        return {"BLOCK_M": m, "BLOCK_N": 64, "BLOCK_K": whole}, {"num_warps": 4, "num_stages": 1}
+    return {"BLOCK_M": m, "BLOCK_N": 32, "BLOCK_K": 256 if m == 16 else 128}, {
+        "num_warps": 4,
+        "num_stages": 3,
+    }
