@@ -13,9 +13,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from frizzen.kernels.draft_ops import ATTENTION_DRAFT
+from frizzen.kernels.draft_ops import ATTENTION_DRAFT, ATTENTION_DRAFT_MLA
 from frizzen.kernels.facts import Facts, ShapeValue, detect_machine
 from frizzen.kernels.fp8_ops import LINEAR_FP8, MOE_EXPERTS_FP8
+from frizzen.kernels.mla_ops import ATTENTION_MLA, ROPE_MLA
 from frizzen.kernels.moe_ops import MOE_EXPERTS, MOE_ROUTE
 from frizzen.kernels.moe_reference import CANDIDATES as MOE_REFERENCE
 from frizzen.kernels.ops import (
@@ -24,6 +25,7 @@ from frizzen.kernels.ops import (
     LINEAR_SILU_MUL,
     LM_HEAD,
     LM_HEAD_TIED,
+    NORM_LAYER,
     NORM_RMS,
     ROPE,
 )
@@ -46,6 +48,10 @@ INTERPRETED_SHAPES = {
     LM_HEAD_TIED: (1,),
     ATTENTION_PAGED: (3, 5, 7),
     ATTENTION_DRAFT: (1, 6, 10, 15),
+    ROPE_MLA: (0, 1),
+    ATTENTION_MLA: (1,),
+    ATTENTION_DRAFT_MLA: (1, 2),
+    NORM_LAYER: (1,),
     MOE_ROUTE: (1, 3, 4, 6, 7),
     MOE_EXPERTS: (3, 4),
     LINEAR_FP8: (3, 4),

@@ -70,8 +70,8 @@ class DraftBlocks:
         return cls(num_blocks, -(-reach // block_size), block_size)
 
     def total(self, rows: int) -> int:
-        """Blocks of the drafter's caches, for a batch of ``rows``."""
-        return self.first + rows * self.width
+        """Blocks of the drafter's caches, for a batch of ``rows`` and one row more, which is padding's."""
+        return self.first + (rows + 1) * self.width
 
     def table(self, table: Tensor, rows: Tensor, ends: Tensor, max_context: int) -> Tensor:
         """``[R, blocks]`` int32, the blocks of contexts up to ``max_context`` tokens.
@@ -103,6 +103,8 @@ class Asked:
     """``[R, blocks]`` int32, blocks for as far as the drafter reaches."""
     block_size: int
     max_context: int
+    real: Tensor | None = None
+    """``[1]`` int32, how many of the rows are real; those after them are padding. ``None``: all are."""
 
     def step(self, offset: int, width: int) -> StepContext:
         """A pass over ``width`` tokens of each row, from ``offset`` past its end."""
@@ -120,6 +122,7 @@ class Asked:
             num_tokens=rows * width,
             max_query=width,
             max_context=self.max_context,
+            valid=None if self.real is None else self.real * width,
         )
 
 

@@ -28,10 +28,11 @@ class Sampling:
     """``[R]`` int64, the last that counts of each."""
     rejected: Tensor
     """``[R]`` int64, drafts of the step that do not count."""
-    temperature: Tensor
-    """``[R]`` float32."""
-    uniforms: Tensor
-    """``[R]`` float64, the draw of the row's last position."""
+    draws: tuple[Tensor, Tensor] | None = None
+    """``[R]`` float32, their temperatures, and ``[R]`` float64, the draws of their last positions; ``None``
+    drafts greedily."""
+    real: Tensor | None = None
+    """``[1]`` int32, how many of the rows are no padding; ``None``: all."""
 
 
 class Drafting:
@@ -41,12 +42,17 @@ class Drafting:
         drafter: The drafter, its caches made.
         blocks: Where its drafts are written.
         kept: Where distributions of drawn drafts are kept; ``None`` drafts greedily.
+        believed: Whether the drafter's own chances of its drafts mean something; where verdicts are forced,
+            they do not.
     """
 
-    def __init__(self, drafter: Drafter, blocks: DraftBlocks, kept: Kept | None = None) -> None:
+    def __init__(
+        self, drafter: Drafter, blocks: DraftBlocks, kept: Kept | None = None, *, believed: bool = True
+    ) -> None:
         self._drafter = drafter
         self._blocks = blocks
         self._kept = kept
+        self._believed = believed
         self.failed: str | None = None
         """Why the drafter is out of service; its context is not kept any more."""
 
@@ -58,7 +64,7 @@ class Drafting:
         return {
             "name": self._drafter.name,
             "max_drafts": max_drafts,
-            "has_confidence": self._drafter.has_confidence,
+            "has_confidence": self._believed and self._drafter.has_confidence,
             "needs_context": True,
             "lookahead": 0,
         }
@@ -95,17 +101,22 @@ class Drafting:
         """
         if self.failed:
             return None
-        if sampling is not None:
-            seen = seen.without(sampling.step_rows, sampling.rejected)
         try:
-            asked = self._asked(seen, sampling) if sampling is not None and count else None
-            return self._drafter.advance(seen, asked, self._choose(sampling), count)
+            return self.propose(seen, sampling, count)
         # Any error at all: a drafter is a help, and serving goes on without it.
         except Exception as error:  # noqa: BLE001
             place = traceback.extract_tb(error.__traceback__)[-1]
             text = " ".join(str(error).split())
             self.failed = f"{type(error).__name__}: {text} ({place.name}, line {place.lineno})"
             return None
+
+    def propose(self, seen: Seen, sampling: Sampling | None, count: int) -> Proposed | None:
+        """The same, and raises what the drafter raises."""
+        if sampling is not None:
+            seen = seen.without(sampling.step_rows, sampling.rejected)
+        asked = self._asked(seen, sampling) if sampling is not None and count else None
+        proposed = self._drafter.advance(seen, asked, self._choose(sampling), count)
+        return proposed if self._believed or proposed is None else Proposed(proposed.tokens)
 
     def _asked(self, seen: Seen, sampling: Sampling) -> Asked:
         step, rows = seen.step, sampling.step_rows
@@ -120,9 +131,10 @@ class Drafting:
             table=self._blocks.table(table, sampling.rows, ends, max_context),
             block_size=self._blocks.block_size,
             max_context=max_context,
+            real=sampling.real,
         )
 
     def _choose(self, sampling: Sampling | None) -> Choose:
-        if self._kept is None or sampling is None:
+        if self._kept is None or sampling is None or sampling.draws is None:
             return greedy
-        return Chooser(self._kept, sampling.rows, sampling.temperature, sampling.uniforms)
+        return Chooser(self._kept, sampling.rows, *sampling.draws)

@@ -147,7 +147,8 @@ class _Carry:
     def _keep(self, states: Tensor, seen: Seen) -> None:
         step, size = seen.step, self._block_size
         tokens = torch.arange(step.num_tokens, dtype=torch.int32, device=states.device)
-        rows = torch.searchsorted(step.query_start[1:], tokens, right=True)
+        # Padding may come after the last row; its slots are of the null block.
+        rows = torch.searchsorted(step.query_start[1:], tokens, right=True).clamp_(max=step.num_rows - 1)
         last = seen.ends.index_select(0, rows) - 1
         newest = (step.positions == last) | ((step.positions < last) & ((step.positions + 1) % size == 0))
         self._states.index_copy_(0, torch.where(newest, step.slots // size, 0), states)

@@ -26,6 +26,7 @@ __all__ = [
     "RowStatus",
     "Rule",
     "Sections",
+    "num_rows",
     "num_tokens",
     "to_device",
 ]
@@ -252,8 +253,18 @@ def to_device(
 
 
 def num_tokens(plan: Sections) -> torch.Tensor:
-    """``[1]`` int32, a view of the header's count of tokens: the lower half of its word."""
-    word = Header._fields.index("num_tokens")
+    """``[1]`` int32, a view of the header's count of tokens."""
+    return _word(plan, "num_tokens")
+
+
+def num_rows(plan: Sections) -> torch.Tensor:
+    """``[1]`` int32, a view of the header's count of rows."""
+    return _word(plan, "num_rows")
+
+
+def _word(plan: Sections, name: str) -> torch.Tensor:
+    """The lower half of a word of the header."""
+    word = Header._fields.index(name)
     return plan.header.view(torch.int32)[2 * word : 2 * word + 1]
 
 

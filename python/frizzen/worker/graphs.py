@@ -32,7 +32,7 @@ from frizzen.step import StepContext
 from frizzen.worker.arena import Sections, num_tokens
 from frizzen.worker.lattice import Lattice, Shape, bucket
 
-__all__ = ["Capture", "CudaCapture", "Graph", "GraphRunner", "Runner", "StepBuffers"]
+__all__ = ["Capture", "CudaCapture", "Graph", "GraphRunner", "Replayed", "Runner", "StepBuffers"]
 
 Forward = Callable[[torch.Tensor, StepContext], torch.Tensor]
 
@@ -55,7 +55,23 @@ class Graph(NamedTuple):
     """Where every replay leaves its result."""
 
 
-Capture = Callable[[Callable[[], torch.Tensor]], Graph]
+class Capture(Protocol):
+    """Makes graphs."""
+
+    @property
+    def held_bytes(self) -> int:
+        """Device memory that the graphs hold: their pool, and what the driver keeps of them."""
+
+    def __call__(self, work: Callable[[], torch.Tensor]) -> Graph:
+        """Captures ``work``, which computes nothing yet. What ``work`` raises, this raises."""
+
+
+class Replayed(NamedTuple):
+    """A step that a graph has computed: its inputs and its result are at fixed addresses."""
+
+    shape: Shape
+    output: torch.Tensor
+    """``[shape.tokens, ...]``, padding included."""
 
 
 class CudaCapture:
@@ -67,10 +83,17 @@ class CudaCapture:
     def __init__(self, streams: Streams) -> None:
         self._pool = torch.cuda.graph_pool_handle()
         self._streams = streams
+        self._held = 0
+
+    @property
+    def held_bytes(self) -> int:
+        """See ``Capture``; by what the device had less of after a capture than before."""
+        return self._held
 
     def __call__(self, work: Callable[[], torch.Tensor]) -> Graph:
-        """Captures ``work``, which computes nothing yet. What ``work`` raises, this raises."""
+        """See ``Capture``."""
         graph = torch.cuda.CUDAGraph()
+        free = torch.cuda.mem_get_info()[0]
         with self._streams.switch(CAPTURE):
             # Of this thread alone: others may do to the device what they want.
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
@@ -81,6 +104,7 @@ class CudaCapture:
                     graph.capture_end()
                 raise
             graph.capture_end()
+        self._held += max(free - torch.cuda.mem_get_info()[0], 0)
         return Graph(graph.replay, output)
 
 
@@ -184,6 +208,10 @@ class GraphRunner:
         buffers: Static inputs.
         capture: Makes a graph.
         clock: Seconds.
+
+    Attributes:
+        buffers: The static inputs; those of the last step and its padding, if a graph computed it.
+        replayed: The last step, if a graph computed it.
     """
 
     def __init__(
@@ -196,8 +224,9 @@ class GraphRunner:
     ) -> None:
         self._forward = forward
         self._lattice = lattice
-        self._buffers = buffers
-        self._capture = capture
+        self.buffers = buffers
+        self.replayed: Replayed | None = None
+        self.capture = capture
         self._clock = clock
         self._graphs: dict[Shape, Graph] = {}
         self._missing = dict.fromkeys(lattice.shapes())
@@ -215,12 +244,13 @@ class GraphRunner:
         shape = self._lattice.fit(step)
         graph = self._graphs.get(shape) if shape is not None else None
         if shape is None or graph is None:
-            self._missed = shape
+            self._missed, self.replayed = shape, None
             self.eager_steps[bucket(step)] += 1
             return self._forward(input_ids, step)
-        self._buffers.load(input_ids, step, shape)
+        self.buffers.load(input_ids, step, shape)
         graph.replay()
         self.graph_steps += 1
+        self.replayed = Replayed(shape, graph.output[: shape.tokens])
         return graph.output[: step.num_tokens]
 
     def after_step(self) -> None:
@@ -237,12 +267,18 @@ class GraphRunner:
             self._capture_shape(next(iter(self._missing)))
         return bool(self._missing) and self.failure is None
 
+    @property
+    def held_bytes(self) -> int:
+        """Device memory of the graphs that are there."""
+        return self.capture.held_bytes
+
     def state(self) -> dict[str, Any]:
         """What there is, for ``Worker.control``."""
         return {
             "captured": [list(shape) for shape in self._graphs],
             "missing": len(self._missing),
             "capture_seconds": round(self._seconds, 3),
+            "held_bytes": self.held_bytes,
             "failure": self.failure,
         }
 
@@ -250,9 +286,9 @@ class GraphRunner:
         if shape not in self._missing or self.failure is not None:
             return
         started = self._clock()
-        tokens, step = self._buffers.ids[: shape.tokens], self._buffers.step(shape)
+        tokens, step = self.buffers.ids[: shape.tokens], self.buffers.step(shape)
         try:
-            self._graphs[shape] = self._capture(lambda: self._forward(tokens, step))
+            self._graphs[shape] = self.capture(lambda: self._forward(tokens, step))
         # Whatever it is, the step without a graph serves as well, only slower; the reason is kept and shown.
         except Exception as error:  # noqa: BLE001
             self.failure = f"{shape}: {type(error).__name__}: {error}".splitlines()[0]

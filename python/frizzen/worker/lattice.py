@@ -51,7 +51,8 @@ class Lattice:
         """The lattice of an engine with these limits: finer where a row more costs relatively more."""
         rows = [1, 2, 4, *range(8, 64, 8), *range(64, 128, 16), *range(128, 256, 32)]
         rows += range(256, max(max_rows, 256) + 1, 64)
-        widths = [1, *(1 + (1 << power) for power in range(max_drafts.bit_length()))]
+        # Padding is multiplied with the dense weights: finer where a draft more is relatively more.
+        widths = [1, 2, 3, 4, 5, 7, 9, 13, 17, 25, *range(33, 2 + max_drafts, 16)]
         return cls(
             rows=_up_to(rows, max_rows),
             widths=_up_to(widths, 1 + max_drafts),

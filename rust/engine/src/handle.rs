@@ -216,6 +216,11 @@ impl EngineHandle {
         self.shared.fail(error);
     }
 
+    /// What the engine's clock shows.
+    pub fn now(&self) -> Duration {
+        self.shared.clock.now()
+    }
+
     /// How long the step in flight has been running; `None` between steps.
     pub fn step_age(&self) -> Option<Duration> {
         let started = self.shared.step_started.load(Ordering::Acquire).checked_sub(1)?;

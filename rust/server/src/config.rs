@@ -17,6 +17,7 @@ use serde::Serialize;
 use crate::logging::LogFormat;
 use crate::parsing::ParsingArgs;
 use crate::replicas::ReplicaArgs;
+use crate::traces::export::Endpoint;
 
 /// Everything that `frizzen serve` takes.
 #[derive(Args, Clone, Debug)]
@@ -288,6 +289,10 @@ pub struct HttpArgs {
     /// Seconds of silence in a stream after which a comment is sent; 0 never sends one
     #[arg(long, value_name = "SECONDS", default_value = "15", value_parser = parse_seconds)]
     pub keep_alive: Duration,
+    /// Where OpenTelemetry traces go, one per request, as OTLP over HTTP; none are made without it. `OTEL_SERVICE_NAME`
+    /// names the server in them
+    #[arg(long, value_name = "URL")]
+    pub otlp_traces_endpoint: Option<Endpoint>,
     /// How the model's text is read. Last, since its heading would go on for what followed.
     #[command(flatten)]
     pub parsing: ParsingArgs,

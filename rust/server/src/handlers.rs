@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 use crate::body;
 use crate::edge::{self, RequestName};
 use crate::error::ApiError;
+use crate::output::generation::Watch;
 use crate::output::stream::EventStream;
 use crate::output::{ChoiceDelta, generation};
 use crate::parse::parse_now;
@@ -23,6 +24,7 @@ use crate::prepare::{self, off_thread};
 use crate::request::chat::conversation;
 use crate::request::{Dialect, Fields, ToolChoice};
 use crate::state::{AppState, SharedState};
+use crate::traces::RequestTrace;
 
 pub(crate) type Answer = Result<Response, ApiError>;
 
@@ -46,10 +48,17 @@ pub(crate) async fn generate(state: SharedState, request: Request, dialect: Dial
     state.check_samples(1)?;
     let name = request.extensions().get::<RequestName>().map(|name| Arc::clone(&name.0));
     let name = name.unwrap_or_else(|| state.ids.next().into());
+    let trace = request.extensions().get::<RequestTrace>().cloned();
     let body = body::read(request, state.http.body_limit).await?;
     let lowered = prepare::prepare(&state, dialect, body, name).await?;
     let (n, stream) = (lowered.n, lowered.stream);
-    let (mut generation, mut writer) = lowered.submit(&state.engine, state.engine_metrics.front_end())?;
+    if let Some(trace) = &trace {
+        trace.note(|record| {
+            record.asked = Some(lowered.asked(&state.engine, dialect.id_prefix(), &state.names[0]));
+        });
+    }
+    let watch = Watch { metrics: state.engine_metrics.front_end(), shown: lowered.timings, trace };
+    let (mut generation, mut writer) = lowered.submit(&state.engine, watch)?;
     state.engine_metrics.params_n(n);
     if stream {
         let mut events = EventStream::new(generation, writer, state.http.keep_alive);

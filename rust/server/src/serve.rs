@@ -17,6 +17,7 @@ use frizzen_engine::Health;
 use tokio::net::TcpListener;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::oneshot;
+use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::cors::{AllowOrigin, CorsLayer};
@@ -26,6 +27,7 @@ use crate::edge;
 use crate::routes;
 use crate::shutdown::ShutdownRequests;
 use crate::state::SharedState;
+use crate::traces::Tracer;
 
 /// How often the engine is looked at.
 const TICK: Duration = Duration::from_millis(100);
@@ -105,6 +107,13 @@ pub async fn serve(
 ) -> io::Result<Outcome> {
     let (stop, stopped) = oneshot::channel::<()>();
     let (ended, closed) = oneshot::channel::<()>();
+    let (flush, flushing) = oneshot::channel::<()>();
+    let mut exporting = JoinSet::new();
+    if let Some(exporter) = state.tracer.as_ref().and_then(Tracer::exporter) {
+        exporting.spawn(exporter.run(async {
+            let _ = flushing.await;
+        }));
+    }
     let mut server = pin!(async {
         let stopping = async {
             // A dropped sender means the same as a message.
@@ -123,14 +132,18 @@ pub async fn serve(
         state.engine.shutdown();
         outcome
     });
-    tokio::select! {
+    let outcome = tokio::select! {
         outcome = &mut control => {
             // Whoever does not read its last event by then will not.
             let _ = timeout(FLUSH, server).await;
-            Ok(outcome)
+            outcome
         }
-        () = &mut server => Ok(control.await),
-    }
+        () = &mut server => control.await,
+    };
+    drop(flush);
+    // A collector that is slow now costs the last traces.
+    let _ = timeout(FLUSH, exporting.join_next()).await;
+    Ok(outcome)
 }
 
 /// The phases of a server, up to the point where what is still open must be aborted. Dropping `stop` ends listening;

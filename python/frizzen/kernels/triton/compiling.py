@@ -70,17 +70,18 @@ def compile_only(threads: int) -> Iterator[Callable[[], None]]:
     finally:
         sys.setswitchinterval(interval)
         setattr(JITFunction, "run", original)  # noqa: B010
-    if met:
+    # What was compiled on another thread is the promise of a kernel, met once as that and once as itself.
+    kernels = [kernel.result() if hasattr(kernel, "result") else kernel for kernel in met.values()]
+    if kernels:
         with ThreadPoolExecutor(threads) as pool:
-            deque(pool.map(partial(_load, device=torch.cuda.current_device()), met.values()), 0)
+            load = partial(_load, device=torch.cuda.current_device())
+            deque(pool.map(load, {id(kernel): kernel for kernel in kernels}.values()), 0)
 
 
 def _load(kernel: Any, device: int) -> None:
     """Does what a first launch does: builds the launcher (in C), takes the binary to the device."""
     torch.cuda.set_device(device)
-    # What was compiled on another thread is the promise of a kernel.
-    done = kernel.result() if hasattr(kernel, "result") else kernel
-    _ = done.run
+    _ = kernel.run
 
 
 def _settle(compiling: Any, settled: set[Any]) -> None:

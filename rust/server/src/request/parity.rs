@@ -23,6 +23,19 @@ pub enum Dialect {
     Tokens,
 }
 
+impl Dialect {
+    /// What stands before a request's name in the id of its answer.
+    pub const fn id_prefix(self) -> &'static str {
+        match self {
+            Self::Chat => "chatcmpl-",
+            Self::Completions => "cmpl-",
+            Self::Responses => "resp_",
+            Self::Messages => "msg_",
+            Self::Tokens => "",
+        }
+    }
+}
+
 /// What happens to a field.
 #[derive(Clone, Copy, Debug)]
 pub enum Support {
