@@ -85,6 +85,20 @@ pub struct Costs {
     pub drafting: Vec<(f64, f64, f64)>,
 }
 
+impl Costs {
+    /// Adds the times of `others` that are of other cells.
+    pub fn complete(&mut self, others: Self) {
+        let sides = [(&mut self.steps, others.steps), (&mut self.drafting, others.drafting)];
+        for (own, others) in sides {
+            let cell = |(rows, drafts, _): &(f64, f64, f64)| {
+                (bucket(rows.round() as usize), bucket(drafts.round() as usize))
+            };
+            let known: Vec<_> = own.iter().map(cell).collect();
+            own.extend(others.into_iter().filter(|other| !known.contains(&cell(other))));
+        }
+    }
+}
+
 impl Default for CostModel {
     fn default() -> Self {
         Self::new(None)
