@@ -349,6 +349,22 @@ def case_rows_of_a_greedy_step_get_what_torch_gives_them() -> None:
                 assert ours.equal(wanted), (widths, acceptance)
 
 
+def case_the_largest_logit_is_the_first_of_the_largest() -> None:
+    for rows, size in ((1, 3), (3, 1024), (5, 40_007), (2, 16 * 1024)):
+        logits = normal(rows, size)
+        logits[0, size // 2 :] = logits[0].max() + 1
+        if rows > 2:
+            logits[1] = -torch.inf
+            logits[2, size - 1] = torch.nan
+        maximum, tokens = steps.largest(logits)
+        wanted, ids = logits.max(-1)
+        assert torch.equal(maximum.nan_to_num(7), wanted.nan_to_num(7))
+        assert tokens[0] == size // 2
+        finite = wanted.isfinite()
+        assert tokens[finite].equal(ids[finite])
+        assert ((tokens >= 0) & (tokens < size)).all()
+
+
 def case_drafts_stand_where_torch_puts_them() -> None:
     for seed, (widths, shape) in enumerate(DECODES):
         buffers = decode_plan(widths, shape, seed)

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from frizzen.kernels.largest import largest
 from frizzen.speculate.drafter import Seen
 from frizzen.speculate.drafting import Drafting, Sampling
 from frizzen.speculate.verify import DraftRows, forced, verify
@@ -144,6 +145,14 @@ class Tails:
         self.steps += 1
         return True
 
+    def warm_up(self) -> None:
+        """Ends a step without rows, so that none waits for kernels to be compiled."""
+        buffers, shape = self._forward.buffers, Shape(1, 1, 1)
+        buffers.fill(shape)
+        one = buffers.ids[:1]
+        maximum, tokens = largest(torch.zeros(1, 2, device=one.device))
+        self._end_rows(Greedy(shape, buffers.plan, self._batch, one, maximum, tokens, self._acceptance))
+
     def after_step(self) -> None:
         """Captures what the last step missed."""
         missed, self._missed = self._missed, None
@@ -175,7 +184,7 @@ class Tails:
         taps: tuple[torch.Tensor, ...] = ()
         if self._drafting is not None:
             hidden, taps = self._drafting.split(forward.output)
-        maximum, tokens = self._logits(hidden).max(-1)
+        maximum, tokens = largest(self._logits(hidden))
         last, rejected = self._end_rows(
             Greedy(shape, plan, self._batch, ids, maximum, tokens, self._acceptance)
         )

@@ -130,6 +130,9 @@ class Worker:
             self._tails = Tails(
                 self._model.logits, self._batch, self._graphs, self._drafting, self._acceptance
             )
+            self._tails.warm_up()
+            # The engine is not ready yet.
+            self._late_compiles.clear()
         return [arena.address for arena in self._arenas]
 
     @torch.inference_mode()

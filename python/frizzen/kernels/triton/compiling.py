@@ -8,11 +8,14 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from threading import Lock
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 from triton import knobs
+from triton.runtime import build
 from triton.runtime.jit import JITFunction
 
 __all__ = ["LateCompiles", "compile_only"]
@@ -73,9 +76,33 @@ def compile_only(threads: int) -> Iterator[Callable[[], None]]:
     # What was compiled on another thread is the promise of a kernel, met once as that and once as itself.
     kernels = [kernel.result() if hasattr(kernel, "result") else kernel for kernel in met.values()]
     if kernels:
-        with ThreadPoolExecutor(threads) as pool:
+        with _modules_apart(), ThreadPoolExecutor(threads) as pool:
             load = partial(_load, device=torch.cuda.current_device())
             deque(pool.map(load, {id(kernel): kernel for kernel in kernels}.values()), 0)
+
+
+@contextmanager
+def _modules_apart() -> Iterator[None]:
+    """Within, threads that load launchers get each its own.
+
+    Triton gives all of them one name. Python loads an extension again, as for another kernel of the same
+    signature, into whatever module has its name: with a second thread in between, a kernel would be launched
+    by another's launcher. So what was loaded is copied before anything else is.
+    """
+    original, lock = getattr(build, "_load_module_from_path", None), Lock()
+    if original is None:
+        yield
+        return
+
+    def load(name: str, path: str) -> Any:
+        with lock:
+            return SimpleNamespace(**vars(original(name, path)))
+
+    setattr(build, "_load_module_from_path", load)  # noqa: B010
+    try:
+        yield
+    finally:
+        setattr(build, "_load_module_from_path", original)  # noqa: B010
 
 
 def _load(kernel: Any, device: int) -> None:

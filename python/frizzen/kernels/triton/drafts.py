@@ -34,7 +34,10 @@ def _block_at(column, own, table, private, WIDTH: tl.constexpr, inside):
     return tl.where(column <= own, known, (private + past).to(tl.int32))
 
 
-@triton.jit(do_not_specialize=["columns", "known_columns", "rows", "first"])
+@triton.jit(
+    do_not_specialize=["columns", "known_columns", "rows", "first"],
+    do_not_specialize_on_alignment=["last", "positions", "slots"],
+)
 def _lay_out(
     step_rows, persistent, ends, query_start, seq_lens, block_table, own_ends, last, table, positions, slots,
     lengths, columns, known_columns, rows, first,
@@ -82,10 +85,10 @@ def lay_out(asking: Asking) -> Spots:
     return Spots(ends, last, table, positions, slots, narrow)
 
 
-@triton.jit(do_not_specialize=["columns", "rows"])
+@triton.jit(do_not_specialize=["columns", "rows", "bits"])
 def _before(
-    states, carried, positions, query_start, block_table, out, columns, rows, size,
-    FILLED: tl.constexpr, BITS: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
+    states, carried, positions, query_start, block_table, out, columns, rows, bits, size,
+    FILLED: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Of every token, as far as it is known before the step is kept; or of rows that begin a block."""
     program = tl.program_id(0)
@@ -94,7 +97,7 @@ def _before(
         token = tl.load(query_start + row)
     else:
         token = program
-        row = owner_of(token, query_start, rows, BITS)
+        row = owner_of(token, query_start, rows, bits)
     is_first = (row < rows) & (tl.load(query_start + tl.minimum(row, rows - 1)) == token)
     position = tl.load(positions + token)
     begins = is_first & (position % SIZE == 0)
@@ -111,13 +114,13 @@ def _before(
         tl.store(out + token.to(tl.int64) * size + element, state, mask=element < size)
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["rows", "bits"])
 def _keep(
-    states, carried, positions, slots, query_start, ends, rows, size,
-    BITS: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
+    states, carried, positions, slots, query_start, ends, rows, bits, size,
+    SIZE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0)
-    row = owner_of(token, query_start, rows, BITS)
+    row = owner_of(token, query_start, rows, bits)
     if row < rows:
         position = tl.load(positions + token)
         newest = tl.load(ends + row) - 1
@@ -138,7 +141,7 @@ def before(
     step, size = seen.step, states.shape[1]
     _before[(step.num_rows if filled else step.num_tokens,)](
         states, carried, step.positions, step.query_start, step.block_table, out, step.block_table.shape[1],
-        step.num_rows, size, FILLED=filled, BITS=step.num_rows.bit_length(), SIZE=block_size,
+        step.num_rows, step.num_rows.bit_length(), size, FILLED=filled, SIZE=block_size,
         BLOCK=round_up_power(size), num_warps=8,
     )  # fmt: skip
 
@@ -147,6 +150,6 @@ def keep(states: Tensor, carried: Tensor, seen: Seen, block_size: int) -> None:
     """Keeps the newest state of every block that the step writes to."""
     step, size = seen.step, states.shape[1]
     _keep[(step.num_tokens,)](
-        states, carried, step.positions, step.slots, step.query_start, seen.ends, step.num_rows, size,
-        BITS=step.num_rows.bit_length(), SIZE=block_size, BLOCK=round_up_power(size), num_warps=8,
+        states, carried, step.positions, step.slots, step.query_start, seen.ends, step.num_rows,
+        step.num_rows.bit_length(), size, SIZE=block_size, BLOCK=round_up_power(size), num_warps=8,
     )  # fmt: skip

@@ -20,8 +20,12 @@ if TYPE_CHECKING:
     from frizzen.worker.lattice import Shape
     from frizzen.worker.tail import Greedy
 
-__all__ = ["end_rows", "fill_step"]
+__all__ = ["end_rows", "fill_step", "largest"]
 
+PARTS = 16
+"""Programs that share the logits of a token."""
+LOGITS = 1024
+"""Logits that a program looks at together."""
 TOKENS = 32
 """Tokens of a program."""
 COLUMNS = 1024
@@ -29,11 +33,17 @@ COLUMNS = 1024
 
 
 @triton.jit
-def owner_of(token, query_start, num_rows, BITS: tl.constexpr):
-    """The row of each token, the number of rows for what is past the last one."""
+def is_nan(value):
+    """Whether it is no number."""
+    return value != value  # noqa: PLR0124
+
+
+@triton.jit
+def owner_of(token, query_start, num_rows, bits):
+    """The row of each token, the number of rows for what is past the last one; they have so many bits."""
     low = token * 0
     high = low + num_rows
-    for _ in range(BITS):
+    for _ in range(bits):
         middle = (low + high) // 2
         is_open = low < high
         ends = tl.load(query_start + 1 + middle, mask=is_open, other=0)
@@ -43,11 +53,11 @@ def owner_of(token, query_start, num_rows, BITS: tl.constexpr):
     return low
 
 
-@triton.jit(do_not_specialize=["tokens", "width", "columns"])
+@triton.jit(do_not_specialize=["tokens", "width", "columns", "bits"])
 def _fill(
     count, total, input_ids, plan_positions, slots, plan_rows, query_start, seq_lens, last_sampled, table,
-    ids, positions, block_table, tokens, width, columns,
-    BITS: tl.constexpr, TOKENS: tl.constexpr, COLUMNS: tl.constexpr,
+    ids, positions, block_table, tokens, width, columns, bits,
+    TOKENS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     num_rows = tl.load(count)
     num_tokens = tl.load(total)
@@ -58,7 +68,7 @@ def _fill(
         inside = token < tokens
         real = token < num_tokens
         # Only borders up to the last row are read: those after it are being written.
-        owner = owner_of(token, query_start, num_rows, BITS)
+        owner = owner_of(token, query_start, num_rows, bits)
         place = tl.load(plan_rows + owner, mask=real, other=0)
         known = tl.load(input_ids + token, mask=real, other=0)
         sampled = tl.load(last_sampled + place, mask=real & (known < 0), other=0)
@@ -87,7 +97,7 @@ def fill_step(buffers: StepBuffers, shape: Shape) -> None:
         buffers.count, buffers.total, plan.input_ids, plan.positions, plan.slots, plan.rows,
         plan.query_start, plan.seq_lens, batch.last_sampled, batch.block_table, buffers.ids,
         buffers.positions, buffers.block_table, shape.tokens, shape.width, batch.block_table.shape[1],
-        BITS=shape.rows.bit_length(), TOKENS=TOKENS, COLUMNS=COLUMNS,
+        shape.rows.bit_length(), TOKENS=TOKENS, COLUMNS=COLUMNS,
     )  # fmt: skip
 
 
@@ -128,13 +138,66 @@ def _end(
 def end_rows(step: Greedy) -> tuple[torch.Tensor, torch.Tensor]:
     """See ``worker.tail.end_rows``."""
     plan, rows = step.plan, step.shape.rows
-    last, rejected = torch.empty(2, rows, dtype=torch.int64, device=step.tokens.device)
+    last = torch.empty(rows, dtype=torch.int64, device=step.tokens.device)
+    rejected = torch.empty_like(last)
     forced = step.acceptance is not None
     _end[(rows,)](
         step.tokens, step.maximum, step.ids, plan.query_start, step.count, plan.rows,
         step.batch.last_sampled, plan.uniforms, step.acceptance if forced else plan.uniforms, plan.sampled,
         plan.num_sampled, plan.row_status, last, rejected, step.padding,
-        plan.sampled.shape[1], FORCED=forced, WIDTH=round_up_power(step.shape.width),
-        num_warps=1,
+        plan.sampled.shape[1], FORCED=forced, WIDTH=round_up_power(plan.sampled.shape[1]), num_warps=1,
     )  # fmt: skip
     return last, rejected
+
+
+@triton.jit(do_not_specialize=["size", "stride"])
+def _largest_parts(logits, peaks, places, size, stride, PARTS: tl.constexpr, LOGITS: tl.constexpr):
+    token, part = tl.program_id(0), tl.program_id(1)
+    blocks = tl.cdiv(size, LOGITS)
+    row = logits + token.to(tl.int64) * stride
+    peak = tl.full([LOGITS], float("-inf"), tl.float32)
+    place = tl.full([LOGITS], 0, tl.int32)
+    broken = tl.full([LOGITS], 0, tl.int32)
+    for block in range(part * blocks // PARTS, (part + 1) * blocks // PARTS):
+        at = block * LOGITS + tl.arange(0, LOGITS)
+        value = tl.load(row + at, mask=at < size, other=float("-inf"))
+        broken |= is_nan(value).to(tl.int32)
+        place = tl.where(value > peak, at, place)
+        peak = tl.where(value > peak, value, peak)
+    best = tl.max(peak, axis=0)
+    # The lowest among equals.
+    found = tl.min(tl.where(peak == best, place, size), axis=0)
+    best = tl.where(tl.max(broken, axis=0) > 0, float("nan"), best)
+    tl.store(peaks + token * PARTS + part, best)
+    tl.store(places + token * PARTS + part, tl.minimum(found, size - 1))
+
+
+@triton.jit
+def _largest(peaks, places, maximum, tokens, PARTS: tl.constexpr):
+    token = tl.program_id(0)
+    part = tl.arange(0, PARTS)
+    peak = tl.load(peaks + token * PARTS + part)
+    place = tl.load(places + token * PARTS + part)
+    broken = tl.max(is_nan(peak).to(tl.int32), axis=0) > 0
+    best = tl.max(tl.where(is_nan(peak), float("-inf"), peak), axis=0)
+    found = tl.min(tl.where(peak == best, place, 2147483647), axis=0)
+    tl.store(maximum + token, tl.where(broken, float("nan"), best))
+    tl.store(tokens + token, tl.where(broken, 0, found).to(tl.int64))
+
+
+def largest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """``logits [T, V]`` float32 -> the largest ``[T]``, NaN if one is, and their ids int64 ``[T]``.
+
+    The lowest id among equals. Torch's own takes longer for a few rows.
+    """
+    count, size = logits.shape
+    maximum = torch.empty(count, device=logits.device)
+    tokens = torch.empty(count, dtype=torch.int64, device=logits.device)
+    peaks = torch.empty(count * PARTS, device=logits.device)
+    places = torch.empty(count * PARTS, dtype=torch.int32, device=logits.device)
+    if count:
+        _largest_parts[(count, PARTS)](
+            logits, peaks, places, size, logits.stride(0), PARTS=PARTS, LOGITS=LOGITS
+        )
+        _largest[(count,)](peaks, places, maximum, tokens, PARTS=PARTS, num_warps=1)
+    return maximum, tokens
