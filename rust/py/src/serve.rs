@@ -288,7 +288,7 @@ fn show_stacks(py: Python<'_>, handle: &EngineHandle) {
     match stacks::source(py) {
         Ok(Some(show)) => handle.show_stacks_by(show),
         Ok(None) => {
-            tracing::info!("SIGUSR1 has a handler: the stacks of a step that hangs will not be shown")
+            tracing::info!("SIGUSR1 has a handler: the stacks of a step that hangs will not be shown");
         }
         Err(error) => tracing::warn!(%error, "the stacks of a step that hangs will not be shown"),
     }
