@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use axum::body::Body;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, Request, State};
 use axum::http::header::{ACCEPT, CONTENT_TYPE};
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
@@ -28,6 +29,9 @@ use crate::state::{AppState, SharedState};
 use crate::traces::RequestTrace;
 
 pub(crate) type Answer = Result<Response, ApiError>;
+
+/// An id in the path; what is wrong with it is an answer like others, in JSON.
+pub(crate) type PathId = Result<Path<String>, PathRejection>;
 
 pub(crate) fn to_json(value: &Value) -> Response {
     edge::json(value.to_string().into_bytes())
@@ -55,6 +59,7 @@ pub(crate) async fn generate(state: SharedState, request: Request, dialect: Dial
     let (n, stream) = (lowered.n, lowered.stream);
     if let Some(trace) = &trace {
         trace.note(|record| {
+            record.operation = dialect.operation();
             record.asked = Some(lowered.asked(&state.engine, dialect.id_prefix(), &state.names[0]));
         });
     }
@@ -97,7 +102,8 @@ pub async fn models(State(state): State<SharedState>) -> Answer {
 }
 
 /// `GET /v1/models/{id}`
-pub async fn model(State(state): State<SharedState>, Path(id): Path<String>) -> Answer {
+pub async fn model(State(state): State<SharedState>, id: PathId) -> Answer {
+    let Path(id) = id?;
     let max_model_len = state.model()?.0.max_model_len;
     let name = state.check_model(Some(&id))?;
     Ok(to_json(&model_card(&state, name, max_model_len)))

@@ -314,3 +314,26 @@ fn a_text_and_a_conversation_are_not_both_tokenised() {
     assert_eq!(both.error(), (400, "BadRequestError".to_owned(), Some("messages".to_owned())));
     server.client().post("/tokenize", &json!({"prompt": "x", "messages": null})).ok();
 }
+
+#[test]
+fn an_id_that_is_no_text_is_refused_in_json() {
+    let server = Server::start(letters());
+    for path in ["/v1/models/%ff", "/v1/responses/%00%ff"] {
+        assert_eq!(
+            server.client().get(path).error(),
+            (400, "BadRequestError".to_owned(), Some("id".to_owned()))
+        );
+    }
+    let cancelled = server.client().call("POST", "/v1/responses/%ff/cancel", Some(b"{}"));
+    assert_eq!(cancelled.error().0, 400);
+}
+
+#[test]
+fn a_grammar_that_is_too_complex_behind_its_forced_beginning_is_a_400() {
+    let server = Server::with(&["--tool-call-parser", "hermes"], letters());
+    let tool = |i| json!({"type": "function", "function": {"name": format!("f{i}"), "parameters": {"type": "object"}}});
+    let tools: Vec<_> = (0..2100).map(tool).collect();
+    let answer = server.client().chat(&json!({"tools": tools, "tool_choice": "required"}));
+    assert_eq!(answer.error(), (400, "BadRequestError".to_owned(), Some("tools".to_owned())));
+    server.client().chat(&json!({"max_tokens": 1})).ok();
+}
