@@ -115,7 +115,7 @@ class LongRows:
     def prepare_turned(
         self, rope: Rope, cache: KVCache, norms: HeadNorms, sinks: Tensor | None = None
     ) -> Callable[[Tensor, Tensor, Tensor, Tensor, tuple[Any, StepContext | None]], Tensor]:
-        """``rope`` and this together, as ``PagedAttention.prepare_turned``, which serves steps of one token."""
+        """``rope`` and this together; ``PagedAttention.prepare_turned`` serves steps of one token."""
         one = self.paged.prepare_turned(rope, cache, norms, sinks)
         turn, attend = rope.prepare(cache, *norms), self.prepare(cache, sinks)
 
