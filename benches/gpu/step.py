@@ -60,8 +60,7 @@ NormedRoute = Callable[[Tensor, Tensor, None], tuple[Tensor, Tensor, Tensor]]
 @dataclass(frozen=True, slots=True)
 class _Layer:
     qkv: NormedMap
-    rope: Callable[[Tensor, Tensor, Tensor, Tensor], None]
-    attend: Callable[[Tensor, Any], Tensor]
+    attend: Callable[[Tensor, Tensor, Tensor, Tensor, Any], Tensor]
     out: Map
     route: NormedRoute
     experts: Experts
@@ -113,8 +112,8 @@ class Model:
         x, residual = torch.nn.functional.embedding(ids, self._embedding), None
         for layer in self.layers:
             qkv, residual = layer.qkv(x, residual)
-            layer.rope(qkv, cos, sin, step.slots)
-            normed, weights, chosen = layer.route(layer.out(layer.attend(qkv, state)), residual, None)
+            attended = layer.attend(qkv, cos, sin, step.slots, state)
+            normed, weights, chosen = layer.route(layer.out(attended), residual, None)
             x = layer.experts(normed, weights, chosen)
         hidden = self._norm(x, residual)
         if len(last) < len(ids):
@@ -140,8 +139,7 @@ class Model:
         cache.data.copy_(torch.randn(cache.data.shape, dtype=torch.bfloat16, device=DEVICE))
         return _Layer(
             self._make_qkv(index),
-            self._make_rope(index, cache, heads),
-            self.attention.prepare(cache),
+            self._make_attend(index, cache, heads),
             self._make_linear("attention_out", index, shape.heads * shape.head_dim, shape.hidden),
             self._make_route(index),
             self._make_experts(index),
@@ -200,9 +198,10 @@ class Model:
         )
         return kernel.prepare(_random(size_out, size_in), None)
 
-    def _make_rope(
+    def _make_attend(
         self, layer: int, cache: KVCache, heads: dict[str, int]
-    ) -> Callable[[Tensor, Tensor, Tensor, Tensor], None]:
+    ) -> Callable[[Tensor, Tensor, Tensor, Tensor, Any], Tensor]:
+        """Rotation and attention: ``(qkv, cos, sin, slots, state)`` to what attention returns."""
         kernel = self._builder.resolve(
             ROPE,
             torch.bfloat16,
@@ -213,8 +212,21 @@ class Model:
             layout=self.attention.layout,
             **heads,
         )
-        norms = [_gain(self.shape.head_dim) for _ in range(2)]
-        return kernel.prepare(cache, norms[0], norms[1], 1e-6)
+        norms = _gain(self.shape.head_dim), _gain(self.shape.head_dim), 1e-6
+        attention: Any = self.attention
+        if self._fused and isinstance(kernel, getattr(attention, "turns", ())):
+            fused: Callable[[Tensor, Tensor, Tensor, Tensor, Any], Tensor] = attention.prepare_turned(
+                kernel, cache, norms
+            )
+            return fused
+        turn, attend = kernel.prepare(cache, *norms), attention.prepare(cache)
+
+        def turn_and_attend(qkv: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, state: Any) -> Tensor:
+            turn(qkv, cos, sin, slots)
+            attended: Tensor = attend(qkv, state)
+            return attended
+
+        return turn_and_attend
 
     def _make_route(self, layer: int) -> NormedRoute:
         shape = self.shape
@@ -425,7 +437,7 @@ def main() -> None:
     parser.add_argument("--bound", type=int, help="longest context that graphs serve; default: the context")
     parser.add_argument("--prefill", nargs="*", default=PREFILLS, metavar="ROWSxTOKENS[@CONTEXT]")
     parser.add_argument("--layers", type=int, help="fewer layers than the model has; limits are scaled")
-    parser.add_argument("--separate", action="store_true", help="norms as launches of their own")
+    parser.add_argument("--separate", action="store_true", help="norms and rotation as launches of their own")
     parser.add_argument(
         "--kernel", action="append", default=[], metavar="OP=NAME", help="use this candidate alone"
     )

@@ -73,12 +73,12 @@ def _attend_latents(
 )
 def latent_attention(
     q, absorbed, cache, expanded, out, query_start, seq_lens, block_table, partial, partial_peak,
-    partial_norm, first_row, last_row, tiles, splits, capacity, q_stride, blocks_stride, block_stride,
-    token_stride, scale,
+    partial_norm, first_row, last_row, tiles, splits, capacity, q_stride, absorbed_stride, absorbed_head,
+    blocks_stride, block_stride, token_stride, scale,
     HEADS: tl.constexpr, GROUP: tl.constexpr, NOPE: tl.constexpr, ROTARY: tl.constexpr, LATENT: tl.constexpr,
     VALUE: tl.constexpr, EXPANDED: tl.constexpr, BLOCK_SIZE: tl.constexpr, SEARCH: tl.constexpr,
-    SPLIT: tl.constexpr, SPLIT_LEAST: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_MAIN: tl.constexpr, BLOCK_ROTARY: tl.constexpr, BLOCK_VALUE: tl.constexpr,
+    SPLIT_LEAST: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_MAIN: tl.constexpr, BLOCK_ROTARY: tl.constexpr, BLOCK_VALUE: tl.constexpr,
     PRECISION: tl.constexpr, PDL: tl.constexpr, FIRST: tl.constexpr,
 ):  # fmt: skip
     """One tile of ``BLOCK_M`` (token, head) pairs, or one split of its context.
@@ -106,17 +106,17 @@ def latent_attention(
     column = tl.arange(0, BLOCK_MAIN)[None, :]
     rotary = tl.arange(0, BLOCK_ROTARY)[None, :]
     q_at = q + (token * q_stride + head * (NOPE + ROTARY))[:, None]
-    main_at = q_at if EXPANDED else absorbed + ((token * HEADS + head) * LATENT)[:, None]
+    main_at = q_at
+    if not EXPANDED:
+        main_at = absorbed + (token * absorbed_stride + head.to(tl.int64) * absorbed_head)[:, None]
     main = tl.load(main_at + column, mask=real[:, None] & (column < MAIN), other=0.0)
     turned = tl.load(q_at + NOPE + rotary, mask=real[:, None] & (rotary < ROTARY), other=0.0)
 
     first_position = context - width + tile_in_row * BLOCK_Q
     end = tl.minimum(first_position + BLOCK_Q, context)
-    start = FIRST
-    if SPLIT:
-        share = tl.maximum(tl.cdiv(tl.cdiv(end - start, splits), BLOCK_N) * BLOCK_N, SPLIT_LEAST)
-        start += split * share
-        end = tl.minimum(start + share, end)
+    share = tl.maximum(tl.cdiv(tl.cdiv(end - FIRST, splits), BLOCK_N) * BLOCK_N, SPLIT_LEAST)
+    start = FIRST + split * share
+    end = tl.minimum(start + share, end)
 
     blocks = block_table + row.to(tl.int64) * blocks_stride
     expanded_stride = HEADS * (NOPE + VALUE)
@@ -145,7 +145,8 @@ def latent_attention(
 
     release_next(PDL)
     value = tl.arange(0, BLOCK_VALUE)[None, :]
-    if SPLIT:
+    # Told at run time: how a context is cut follows from the step, and must not be a variant of its own.
+    if splits > 1:
         # A split without keys leaves a norm of 0, and no values.
         slot = ((tile * tl.num_programs(0) + tl.program_id(0)) * splits + split).to(tl.int64) * BLOCK_M + pair
         tl.store(partial_peak + slot, peak)
@@ -207,10 +208,10 @@ def by_head(
     IN: tl.constexpr, OUT: tl.constexpr, HEADS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Every head's part of a token times the head's own matrix: ``[T, N, IN]`` to ``[T, N, OUT]``."""
+    """Each head's part of a token times its own matrix: ``[T, N, IN]`` to ``[T, N, OUT]``, T <= BLOCK_M."""
     head = tl.program_id(0)
     column = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    token = tl.program_id(2) * BLOCK_M + tl.arange(0, BLOCK_M)
+    token = tl.arange(0, BLOCK_M)
     inner = tl.arange(0, BLOCK_K)
     weight += head.to(tl.int64) * weight_head + column[None, :] * weight_out
     x += token[:, None].to(tl.int64) * x_stride + head * x_head

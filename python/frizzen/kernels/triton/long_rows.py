@@ -19,7 +19,8 @@ from frizzen.kernels.facts import Facts
 from frizzen.kernels.ops import KVCache
 from frizzen.kernels.triton.attention import LOG2E
 from frizzen.kernels.triton.long_attention import BLOCK_M, PIECE, WIDTH, long_attention
-from frizzen.kernels.triton.paged_attention import PagedAttention
+from frizzen.kernels.triton.paged_attention import HeadNorms, PagedAttention
+from frizzen.kernels.triton.rope import Rope
 from frizzen.step import StepContext
 
 __all__ = ["LongRows", "long_tiles", "worth_long_tiles"]
@@ -56,6 +57,8 @@ class LongRows:
     paged: PagedAttention
     """The kernel of all other rows, and of steps that long tiles do not suit."""
     capturable: ClassVar[bool] = True
+    turns: ClassVar[type] = PagedAttention.turns
+    """Whose rotation ``prepare_turned`` is equal to."""
 
     @classmethod
     def build(cls, facts: Facts) -> LongRows:
@@ -108,6 +111,23 @@ class LongRows:
             return out
 
         return attend
+
+    def prepare_turned(
+        self, rope: Rope, cache: KVCache, norms: HeadNorms, sinks: Tensor | None = None
+    ) -> Callable[[Tensor, Tensor, Tensor, Tensor, tuple[Any, StepContext | None]], Tensor]:
+        """``rope`` and this together; ``PagedAttention.prepare_turned`` serves steps of one token."""
+        one = self.paged.prepare_turned(rope, cache, norms, sinks)
+        turn, attend = rope.prepare(cache, *norms), self.prepare(cache, sinks)
+
+        def turn_and_attend(
+            qkv: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, state: tuple[Any, StepContext | None]
+        ) -> Tensor:
+            if len(qkv) == 1:
+                return one(qkv, cos, sin, slots, state[0])
+            turn(qkv, cos, sin, slots)
+            return attend(qkv, state)
+
+        return turn_and_attend
 
 
 def _descriptor(rows: Tensor, height: int, layout: gl.NVMMASharedLayout) -> TensorDescriptor:
