@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from frizzen.kernels.triton.attention import LOG2E, _attend_keys, _mean
+from frizzen.kernels.triton.attention import LOG2E, _attend_keys, mean
 from frizzen.kernels.triton.launch import await_inputs, multiply_add, release_next
 from frizzen.kernels.triton.rope import to_cache
 
@@ -138,5 +138,5 @@ def attend_one(
     )  # fmt: skip
 
     sink = tl.load(sinks + head, mask=real, other=0.0).to(tl.float32) if SINKS else norm
-    mean = _mean(total, peak, norm, sink, SINKS)
-    tl.store(out + head[:, None] * D + column[None, :], mean.to(out.dtype.element_ty), mask=mask)
+    weighted = mean(total, peak, norm, sink, SINKS)
+    tl.store(out + head[:, None] * D + column[None, :], weighted.to(out.dtype.element_ty), mask=mask)
