@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from frizzen.step import StepContext
-from frizzen.worker.graphs import Graph, GraphRunner, StepBuffers
+from frizzen.worker.graphs import Graph, GraphRunner
 from frizzen.worker.lattice import Lattice, Shape, bucket
 from frizzen.worker.warmup import shapes_of
 from tests.worker.driver import VOCAB, Driver, FakeCapture, Request, fake_driver
@@ -253,10 +253,7 @@ def test_a_busy_engine_captures_what_nobody_asked_for_in_a_small_part_of_its_tim
             return Graph(lambda: None, torch.zeros(512, 1))
 
     lattice = Lattice.of(max_rows=40, max_drafts=0, max_context=64, max_tokens=40)
-    tensors = [torch.zeros(64, dtype=torch.int64) for _ in range(3)]
-    narrow = [torch.zeros(64, dtype=torch.int32) for _ in range(2)]
-    buffers = StepBuffers(*tensors, *narrow, torch.zeros(64, 1), torch.zeros(1, dtype=torch.int32))
-    runner = GraphRunner(lambda ids, step: ids, lattice, buffers, Slow(), clock=lambda: now[0])
+    runner = GraphRunner(lambda ids, step: ids, lattice, None, Slow(), clock=lambda: now[0])  # type: ignore[arg-type]
     for _ in range(100):
         now[0] += 1.0
         runner.after_step()

@@ -138,5 +138,5 @@ def attend_one(
     )  # fmt: skip
 
     sink = tl.load(sinks + head, mask=real, other=0.0).to(tl.float32) if SINKS else norm
-    weighted = mean(total, peak, norm, sink, SINKS)
-    tl.store(out + head[:, None] * D + column[None, :], weighted.to(out.dtype.element_ty), mask=mask)
+    found = mean(total, peak, norm, sink, SINKS)
+    tl.store(out + head[:, None] * D + column[None, :], found.to(out.dtype.element_ty), mask=mask)

@@ -154,24 +154,33 @@ class PagedAttention:
 
     def begin(self, step: StepContext) -> _State:
         """Chooses tiles and splits, and makes the workspace: from sizes alone, nothing is read back."""
-        launches = []
-        if step.num_single:
-            launches.append(self._launch(step, 0, step.num_single, step.num_single, 1))
-        if step.num_single < step.num_rows:
-            tokens = step.num_tokens - step.num_single
-            launches.append(self._launch(step, step.num_single, step.num_rows, tokens, step.max_query))
-        return _State(step, tuple(launches))
+        state = self.begin_single(step)
+        if step.num_single == step.num_rows:
+            return state
+        tokens = step.num_tokens - step.num_single
+        launch = self._launch(step, step.num_single, step.num_rows, tokens, step.max_query)
+        return _State(step, (*state.launches, launch))
+
+    def begin_single(self, step: StepContext) -> _State:
+        """As ``begin``, but for the rows of one token alone."""
+        if not step.num_single:
+            return _State(step, ())
+        return _State(step, (self._launch(step, 0, step.num_single, step.num_single, 1),))
 
     def prepare(self, cache: KVCache, sinks: Tensor | None = None) -> Callable[[Tensor, _State], Tensor]:
         """Binds a layer's cache and, for models that have them, its ``sinks [N]``."""
 
         def attend(qkv: Tensor, state: _State) -> Tensor:
             out = torch.empty(len(qkv), self.heads * self.head_dim, dtype=qkv.dtype, device=qkv.device)
-            for launch in state.launches:
-                self._run(launch, qkv, cache, sinks, out, state.step)
+            self.run(state, qkv, cache, sinks, out)
             return out
 
         return attend
+
+    def run(self, state: _State, qkv: Tensor, cache: KVCache, sinks: Tensor | None, out: Tensor) -> None:
+        """Fills the rows of ``out [T, N * D]`` that ``state`` is about."""
+        for launch in state.launches:
+            self._run(launch, qkv, cache, sinks, out, state.step)
 
     def prepare_turned(
         self, rope: Rope, cache: KVCache, norms: HeadNorms, sinks: Tensor | None = None
