@@ -1,24 +1,34 @@
-"""Compiling ahead on many threads."""
+"""What compiling ahead does to extension modules that several threads load."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import shutil
+from pathlib import Path
 
 import pytest
 
+compiling = pytest.importorskip("frizzen.kernels.triton.compiling")
 
-def test_launchers_that_python_loads_into_one_module_stay_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An extension that is loaded again goes into the module of its name, which may be another's by then."""
-    build = pytest.importorskip("triton.runtime.build")
-    compiling = pytest.importorskip("frizzen.kernels.triton.compiling")
-    shared = SimpleNamespace()
+SOURCE = """
+#include <Python.h>
+static PyObject *answer(PyObject *self, PyObject *args) {{ return PyLong_FromLong({answer}); }}
+static PyMethodDef methods[] = {{{{"answer", answer, METH_NOARGS, ""}}, {{NULL, NULL, 0, NULL}}}};
+static struct PyModuleDef definition = {{PyModuleDef_HEAD_INIT, "launcher", NULL, -1, methods}};
+PyMODINIT_FUNC PyInit_launcher(void) {{ return PyModule_Create(&definition); }}
+"""
 
-    def load(name: str, path: str) -> SimpleNamespace:
-        shared.launch = path
-        return shared
 
-    monkeypatch.setattr(build, "_load_module_from_path", load)
-    with compiling._modules_apart():
-        one, other = (build._load_module_from_path("launcher", path) for path in ("one", "other"))
-    assert (one.launch, other.launch) == ("one", "other")
-    assert build._load_module_from_path is load
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="there is no gcc")
+def test_a_launcher_that_is_loaded_again_does_not_take_the_place_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    driver = compiling.driver
+    original = driver.compile_module_from_src
+    with compiling.distinct_launchers():
+        load = driver.compile_module_from_src
+        first, second = (load(src=SOURCE.format(answer=answer), name="launcher") for answer in (1, 2))
+        # Two kernels of one signature have one launcher.
+        again = load(src=SOURCE.format(answer=1), name="launcher")
+    assert (first.answer(), second.answer(), again.answer()) == (1, 2, 1)
+    assert driver.compile_module_from_src is original

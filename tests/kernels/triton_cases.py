@@ -144,6 +144,39 @@ def case_a_soft_cap_bends_the_scores() -> None:
     close(found, torch.einsum("ntj,jnd->tnd", torch.softmax(scores, -1), v).flatten(1))
 
 
+def case_one_token_is_turned_and_attended_in_one_launch() -> None:
+    shapes = (
+        ({}, 32, True, (1, 2, 9, 40, 130)),
+        ({"window": 20}, 16, True, (1, 21, 65)),
+        ({"window": 540}, 32, False, (700,)),
+        ({"sinks": True}, 8, False, (17, 600)),
+        ({"kv_dtype": "fp8_e4m3"}, 32, True, (50,)),
+    )
+    for others, rotary, normed, contexts in shapes:
+        of = attention_facts(**others)
+        attention, sinks = kernel(ATTENTION_PAGED.name, of), normal(4) if of["sinks"] else None
+        shape = {"heads": 4, "kv_heads": 2, "head_dim": 32, "rotary_dim": rotary, "qk_norm": normed}
+        of_rope = facts(torch.float32, layout=attention.layout, **shape)
+        norms = (normal(32), normal(32), 1e-5) if normed else (None, None, 1e-5)
+        for context in contexts:
+            step, cache, qkv = attention_problem([(context, 1)], of)
+            cos, sin = normal(1, rotary // 2), normal(1, rotary // 2).flip(1)
+            wanted, written = qkv.clone(), type(cache)(*_copies(cache))
+            reference(ROPE.name, of_rope).prepare(written, *norms)(wanted, cos, sin, step.slots)
+            want = reference(ATTENTION_PAGED.name, of).prepare(written, sinks)(wanted, step)
+            turned = attention.prepare_turned(kernel(ROPE.name, of_rope), cache, norms, sinks)
+            found = turned(qkv, cos, sin, step.slots, attention.begin(step))
+            close(found, want)
+            # Rounding to FP8 is not exact in the interpreter, for the smallest numbers.
+            close(cache.data, written.data, 1e-4 if of["kv_dtype"] == "auto" else 3e-3)
+
+
+def _copies(cache: object) -> tuple[Tensor, Tensor, Tensor]:
+    data = cache.data.clone()
+    parts = (data.as_strided(part.shape, part.stride(), part.storage_offset()) for part in (cache.k, cache.v))
+    return (data, *parts)
+
+
 def case_a_row_that_is_not_a_number_fails_alone() -> None:
     of = attention_facts()
     step, cache, qkv = attention_problem([(600, 1), (9, 1), (5, 3)], of)
@@ -215,6 +248,24 @@ def case_the_norm_before_a_router_may_be_part_of_it() -> None:
                 close(got, want)
 
 
+def case_one_token_is_routed_as_the_first_of_several() -> None:
+    gain, bias, correction = normal(192), normal(16), normal(16) * 0.1
+    for scoring, groups in (("softmax", 1), ("sigmoid", 4), ("sqrtsoftplus", 1)):
+        limits = {"groups": groups, "top_groups": min(groups, 2), "scoring": scoring}
+        of = facts(torch.float32, **{**ROUTING, **limits, "bias": True, "correction": groups > 1})
+        route = kernel(MOE_ROUTE.name, of).prepare_normed(
+            gain, 1e-5, normal(16, 192), bias, correction if groups > 1 else None
+        )
+        for count in (2, 0):
+            x, residual = normal(2, 192), normal(2, 192) * 2
+            valid = torch.tensor([count], dtype=torch.int32, device=DEVICE)
+            mine = residual[:1].clone()
+            found, want = route(x[:1], mine, valid), route(x, residual, valid)
+            close(mine, residual[:1])
+            for got, several in zip(found, want, strict=True):
+                close(got, several[:1])
+
+
 def case_a_token_that_is_not_a_number_gets_experts_that_exist() -> None:
     of, weight = facts(torch.float32, **ROUTING), normal(16, 192)
     for tokens in (1, 5, 600):
@@ -274,6 +325,35 @@ def case_products_from_outside_get_sorted_rows_with_scales_by_column() -> None:
         plain = [w.expand(torch.float32) for w in kept] if rounded else [w.float() for w in weights]
         want = reference(MOE_EXPERTS.name, of).prepare(*plain, None, None)(x.bfloat16().float(), gains, ids)
         assert (found.float() - want).square().mean().sqrt() < bound * want.square().mean().sqrt()
+
+
+def case_pairs_are_sorted_by_expert_in_whole_tiles_and_in_their_order() -> None:
+    from frizzen.kernels.triton.launch import Target
+    from frizzen.kernels.triton.sorting import sort_pairs
+
+    generator = torch.Generator().manual_seed(0)
+    for tokens, experts, top_k, height in (
+        (700, 8, 2, 128),
+        (2300, 20, 4, 64),
+        (3, 5, 2, 16),
+        (2, 128, 8, 128),
+    ):
+        ids = torch.rand(tokens, experts, generator=generator).topk(top_k).indices.int()
+        ids[torch.rand(ids.shape, generator=generator) < 0.1] = -1
+        found = sort_pairs(ids.to(DEVICE), experts, height, Target(dependent=False, processors=16))
+        order, places, owners, used = (part.cpu().long() for part in found)
+        pairs = ids.flatten().long()
+        counts = torch.bincount(pairs[pairs >= 0], minlength=experts)
+        tiles = -(-counts // height)
+        assert used.item() == tiles.sum()
+        filled = torch.repeat_interleave(torch.arange(experts), tiles)
+        assert torch.equal(owners, torch.nn.functional.pad(filled, (0, len(owners) - len(filled)), value=-1))
+        want = torch.full_like(order, -1)
+        for expert, first in enumerate((tiles.cumsum(0) - tiles) * height):
+            want[first : first + counts[expert]] = (pairs == expert).nonzero().squeeze(1)
+        assert torch.equal(order, want)
+        present = (pairs >= 0).nonzero().squeeze(1)
+        assert torch.equal(order[places[present]], present)
 
 
 def decode_plan(widths: Sequence[int], shape: Shape, seed: int) -> StepBuffers:

@@ -227,6 +227,8 @@ families! {
         Shared "sleep_mode_operations_in_flight" "Such operations that run now";
     unknown_fields: Counter = Counter::default(),
         Own "request_unknown_fields" "Request fields accepted without knowing them";
+    traces: Counters = Counters::default(),
+        Own "traces" "Traces of requests: taken by the collector (exported), refused by it (failed), or without room in the queue (dropped)";
     http_requests: Counters = Counters::default(),
         Bare "http_requests" "HTTP requests by method, status class and route";
     http_duration: Histograms = histograms(HTTP),

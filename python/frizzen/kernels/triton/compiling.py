@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from threading import Lock
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 from triton import knobs
-from triton.runtime import build
+from triton.backends.nvidia import driver
 from triton.runtime.jit import JITFunction
 
-__all__ = ["LateCompiles", "compile_only"]
+__all__ = ["LateCompiles", "compile_only", "distinct_launchers"]
 
 try:
     from triton.runtime._async_compile import AsyncCompileMode
@@ -76,33 +75,30 @@ def compile_only(threads: int) -> Iterator[Callable[[], None]]:
     # What was compiled on another thread is the promise of a kernel, met once as that and once as itself.
     kernels = [kernel.result() if hasattr(kernel, "result") else kernel for kernel in met.values()]
     if kernels:
-        with _modules_apart(), ThreadPoolExecutor(threads) as pool:
+        with distinct_launchers(), ThreadPoolExecutor(threads) as pool:
             load = partial(_load, device=torch.cuda.current_device())
             deque(pool.map(load, {id(kernel): kernel for kernel in kernels}.values()), 0)
 
 
 @contextmanager
-def _modules_apart() -> Iterator[None]:
-    """Within, threads that load launchers get each its own.
+def distinct_launchers() -> Iterator[None]:
+    """Within, extension modules of different sources have different names, so that threads may load them.
 
-    Triton gives all of them one name. Python loads an extension again, as for another kernel of the same
-    signature, into whatever module has its name: with a second thread in between, a kernel would be launched
-    by another's launcher. So what was loaded is copied before anything else is.
+    Triton up to 3.6 compiles a launcher per signature, all of one module name. Python fills a module that is
+    loaded again into whatever has its name by then: another thread's kernel would get that launcher.
     """
-    original, lock = getattr(build, "_load_module_from_path", None), Lock()
-    if original is None:
-        yield
-        return
+    original: Callable[..., Any] = driver.compile_module_from_src
 
-    def load(name: str, path: str) -> Any:
-        with lock:
-            return SimpleNamespace(**vars(original(name, path)))
+    def named(src: str, name: str, **others: Any) -> Any:
+        # The part before the dot is a package that does not exist; what initialises it is named by the rest.
+        digest = hashlib.sha256(src.encode()).hexdigest()[:16]
+        return original(src=src, name=f"frizzen_{digest}.{name}", **others)
 
-    setattr(build, "_load_module_from_path", load)  # noqa: B010
+    setattr(driver, "compile_module_from_src", named)  # noqa: B010
     try:
         yield
     finally:
-        setattr(build, "_load_module_from_path", original)  # noqa: B010
+        setattr(driver, "compile_module_from_src", original)  # noqa: B010
 
 
 def _load(kernel: Any, device: int) -> None:

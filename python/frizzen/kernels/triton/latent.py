@@ -15,7 +15,7 @@ import triton.language as tl
 from frizzen.kernels.triton.attention import mean, place_of
 from frizzen.kernels.triton.launch import await_inputs, multiply_add, release_next
 
-__all__ = ["by_head", "expand", "latent_attention"]
+__all__ = ["by_head", "expand", "latent_attention", "merge_latents"]
 
 
 @triton.jit
@@ -73,12 +73,12 @@ def _attend_latents(
 )
 def latent_attention(
     q, absorbed, cache, expanded, out, query_start, seq_lens, block_table, partial, partial_peak,
-    partial_norm, first_row, last_row, tiles, splits, capacity, q_stride, blocks_stride, block_stride,
-    token_stride, scale,
+    partial_norm, first_row, last_row, tiles, splits, capacity, q_stride, absorbed_stride, absorbed_head,
+    blocks_stride, block_stride, token_stride, scale,
     HEADS: tl.constexpr, GROUP: tl.constexpr, NOPE: tl.constexpr, ROTARY: tl.constexpr, LATENT: tl.constexpr,
     VALUE: tl.constexpr, EXPANDED: tl.constexpr, BLOCK_SIZE: tl.constexpr, SEARCH: tl.constexpr,
-    SPLIT: tl.constexpr, SPLIT_LEAST: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_MAIN: tl.constexpr, BLOCK_ROTARY: tl.constexpr, BLOCK_VALUE: tl.constexpr,
+    SPLIT_LEAST: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_MAIN: tl.constexpr, BLOCK_ROTARY: tl.constexpr, BLOCK_VALUE: tl.constexpr,
     PRECISION: tl.constexpr, PDL: tl.constexpr, FIRST: tl.constexpr,
 ):  # fmt: skip
     """One tile of ``BLOCK_M`` (token, head) pairs, or one split of its context.
@@ -106,17 +106,17 @@ def latent_attention(
     column = tl.arange(0, BLOCK_MAIN)[None, :]
     rotary = tl.arange(0, BLOCK_ROTARY)[None, :]
     q_at = q + (token * q_stride + head * (NOPE + ROTARY))[:, None]
-    main_at = q_at if EXPANDED else absorbed + ((token * HEADS + head) * LATENT)[:, None]
+    main_at = q_at
+    if not EXPANDED:
+        main_at = absorbed + (token * absorbed_stride + head.to(tl.int64) * absorbed_head)[:, None]
     main = tl.load(main_at + column, mask=real[:, None] & (column < MAIN), other=0.0)
     turned = tl.load(q_at + NOPE + rotary, mask=real[:, None] & (rotary < ROTARY), other=0.0)
 
     first_position = context - width + tile_in_row * BLOCK_Q
     end = tl.minimum(first_position + BLOCK_Q, context)
-    start = FIRST
-    if SPLIT:
-        share = tl.maximum(tl.cdiv(tl.cdiv(end - start, splits), BLOCK_N) * BLOCK_N, SPLIT_LEAST)
-        start += split * share
-        end = tl.minimum(start + share, end)
+    share = tl.maximum(tl.cdiv(tl.cdiv(end - FIRST, splits), BLOCK_N) * BLOCK_N, SPLIT_LEAST)
+    start = FIRST + split * share
+    end = tl.minimum(start + share, end)
 
     blocks = block_table + row.to(tl.int64) * blocks_stride
     expanded_stride = HEADS * (NOPE + VALUE)
@@ -145,7 +145,8 @@ def latent_attention(
 
     release_next(PDL)
     value = tl.arange(0, BLOCK_VALUE)[None, :]
-    if SPLIT:
+    # Told at run time: how a context is cut follows from the step, and must not be a variant of its own.
+    if splits > 1:
         # A split without keys leaves a norm of 0, and no values.
         slot = ((tile * tl.num_programs(0) + tl.program_id(0)) * splits + split).to(tl.int64) * BLOCK_M + pair
         tl.store(partial_peak + slot, peak)
@@ -158,16 +159,59 @@ def latent_attention(
         tl.store(out_at, found.to(out.dtype.element_ty), mask=real[:, None] & (value < VALUE))
 
 
+@triton.jit(
+    do_not_specialize=["first_row", "last_row", "splits"],
+    do_not_specialize_on_alignment=["query_start", "seq_lens"],
+)
+def merge_latents(
+    out, query_start, seq_lens, partial, partial_peak, partial_norm, first_row, last_row, splits,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, VALUE: tl.constexpr, SEARCH: tl.constexpr, SPLITS: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_VALUE: tl.constexpr, CUTS: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """Adds up the splits of one (token, head) pair of a tile, in one of ``CUTS`` parts of its result.
+
+    ``attention.merge`` for results so wide that a program alone would take longer than the attention.
+    """
+    part = tl.program_id(0)
+    tile = tl.program_id(1)
+    pair = tl.program_id(2) // CUTS
+    _, tile_in_row, first_token, width, _ = place_of(
+        query_start, seq_lens, tile, first_row, last_row, SEARCH, BLOCK_Q
+    )
+    await_inputs(PDL)
+    query = tile_in_row * BLOCK_Q + pair // GROUP
+    if query >= width:
+        return
+    split = tl.arange(0, SPLITS)
+    column = tl.program_id(2) % CUTS * (BLOCK_VALUE // CUTS) + tl.arange(0, BLOCK_VALUE // CUTS)
+    inside = column < VALUE
+    slot = ((tile * tl.num_programs(0) + part) * splits + split).to(tl.int64) * BLOCK_M + pair
+    peaks = tl.load(partial_peak + slot, mask=split < splits, other=float("-inf"))
+    norms = tl.load(partial_norm + slot, mask=split < splits, other=0.0)
+    # Not by the peak: keys that are not numbers must show in the result.
+    active = norms != 0
+    totals = partial + slot[:, None] * BLOCK_VALUE + column[None, :]
+    totals = tl.load(totals, mask=active[:, None] & inside[None, :], other=0.0)
+    release_next(PDL)
+    shares = tl.where(active, tl.exp2(peaks - tl.max(peaks, axis=0)), 0.0)
+    norm = tl.sum(norms * shares, axis=0)
+    total = tl.sum(totals * shares[:, None], axis=0) / tl.where(norm > 0, norm, 1.0)
+    token = (first_token + query).to(tl.int64)
+    out += (token * HEADS + part * GROUP + pair % GROUP) * VALUE + column
+    tl.store(out, total.to(out.dtype.element_ty), mask=inside)
+
+
 @triton.jit(do_not_specialize=["tokens"])
 def by_head(
     x, weight, out, tokens, x_stride, x_head, weight_head, weight_in, weight_out,
     IN: tl.constexpr, OUT: tl.constexpr, HEADS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Every head's part of a token times the head's own matrix: ``[T, N, IN]`` to ``[T, N, OUT]``."""
+    """Each head's part of a token times its own matrix: ``[T, N, IN]`` to ``[T, N, OUT]``, T <= BLOCK_M."""
     head = tl.program_id(0)
     column = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    token = tl.program_id(2) * BLOCK_M + tl.arange(0, BLOCK_M)
+    token = tl.arange(0, BLOCK_M)
     inner = tl.arange(0, BLOCK_K)
     weight += head.to(tl.int64) * weight_head + column[None, :] * weight_out
     x += token[:, None].to(tl.int64) * x_stride + head * x_head

@@ -20,8 +20,8 @@ from torch import Tensor
 from frizzen.kernels.facts import Facts
 from frizzen.kernels.mla_ops import LatentAttend
 from frizzen.kernels.mla_reference import LatentShape
-from frizzen.kernels.triton.attention import LOG2E, merge
-from frizzen.kernels.triton.latent import by_head, expand, latent_attention
+from frizzen.kernels.triton.attention import LOG2E
+from frizzen.kernels.triton.latent import by_head, expand, latent_attention, merge_latents
 from frizzen.kernels.triton.launch import Target, precision, round_up_power
 from frizzen.kernels.triton.paged_attention import Tile
 from frizzen.step import StepContext
@@ -35,9 +35,15 @@ _SPLIT_LEAST = 128
 _SPLIT_MOST = 4096
 """Most keys of a split of a row with few tokens, which must not keep one program busy when all others end."""
 _MAX_SPLITS = 64
+_MOST_TOKENS = 64
+"""Most tokens whose products of single heads are launches of our own; more are a batched product."""
+_MERGED = 64
+"""Elements of a result that a program merges."""
 _MOST_PAIRS = 64
 """Most (token, head) pairs of an absorbed tile: their sums take ``L`` registers each."""
-_EXPAND_FROM = 256
+_EXACT_PAIRS = 16
+"""The same in float32, whose products take more registers and are written out one by one."""
+_EXPAND_FROM = 128
 """Fewest tokens of a row, on average, for which keys and values are made."""
 _EXPANDED_BYTES = 1 << 29
 """Most bytes of them at a time."""
@@ -45,14 +51,14 @@ _EXPANDED_BYTES = 1 << 29
 
 def _absorbed_tile(pairs: int, dtype: torch.dtype) -> Tile:
     """The tile of an absorbed launch for rows of at most so many (token, head) pairs."""
-    m = min(round_up_power(pairs, 16), _MOST_PAIRS)
     if dtype == torch.float32:
-        return Tile(m, 16, 4, 1)
-    return Tile(m, 32, 4, 2) if m <= 32 else Tile(m, 32, 8, 2)
+        return Tile(_EXACT_PAIRS, 16, 4, 1)
+    m = min(round_up_power(pairs, 16), _MOST_PAIRS)
+    return Tile(16, 64, 4, 3) if m == 16 else Tile(64, 64, 8, 2)
 
 
 def _expanded_tile(dtype: torch.dtype) -> Tile:
-    return Tile(32, 32, 4, 1) if dtype == torch.float32 else Tile(128, 64, 8, 2)
+    return Tile(16, 16, 4, 1) if dtype == torch.float32 else Tile(64, 64, 4, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +67,6 @@ class _Launch:
 
     first_row: int
     last_row: int
-    first_token: int
     tiles: int
     splits: int
     group: int
@@ -69,8 +74,8 @@ class _Launch:
     search: bool
     """Whether a row may have several tiles."""
     tile: Tile
-    partials: tuple[Tensor | None, Tensor | None, Tensor | None] = (None, None, None)
-    """Sums, peaks and norms of the splits."""
+    partials: tuple[Tensor, Tensor, Tensor]
+    """Sums, peaks and norms of the splits; of no use where there is one."""
     capacity: int = 0
     """Expanded positions per row; 0 is absorbed."""
 
@@ -90,9 +95,10 @@ class _Layer:
 @dataclass(frozen=True, slots=True)
 class _State:
     step: StepContext
-    launches: tuple[_Launch, ...]
-    absorbed: int
+    count: int
     """Tokens, the first of the step, whose queries are absorbed."""
+    absorbed: tuple[_Launch, ...]
+    expanded: _Launch | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +114,8 @@ class LatentAttention:
     def build(cls, facts: Facts) -> LatentAttention:
         """The kernel for one geometry. A fact ``first`` is optional: a draft's."""
         first = facts.size("first") if "first" in facts else 0
-        return cls(LatentShape.of(facts), Target.of(facts, shared_memory=200_000), first)
+        memory = 100_000 if facts.dtype == torch.float32 else 222_000
+        return cls(LatentShape.of(facts), Target.of(facts, shared_memory=memory), first)
 
     def bytes_per_token(self) -> int:
         """The latent vector and the rotated key."""
@@ -121,14 +128,14 @@ class LatentAttention:
     def begin(self, step: StepContext) -> _State:
         """Chooses tiles and splits, and makes the workspace: from sizes alone, nothing is read back."""
         single, rows = step.num_single, step.num_rows
-        launches = [self._absorbed(step, 0, single, 0, single, 1)] if single else []
+        launches = [self._absorbed(step, 0, single, single, 1)] if single else []
         tokens = step.num_tokens - single
         if single == rows:
-            return _State(step, tuple(launches), single)
+            return _State(step, single, tuple(launches))
         if self._expands(step, rows - single, tokens):
-            return _State(step, (*launches, self._expanded(step, tokens)), single)
-        launches.append(self._absorbed(step, single, rows, single, tokens, step.max_query))
-        return _State(step, tuple(launches), step.num_tokens)
+            return _State(step, single, tuple(launches), self._expanded(step, tokens))
+        launches.append(self._absorbed(step, single, rows, tokens, step.max_query))
+        return _State(step, step.num_tokens, tuple(launches))
 
     def prepare(self, cache: Tensor, expansion: Tensor) -> LatentAttend:
         """Binds a layer's cache and ``expansion [N * (P + V), L]``."""
@@ -140,7 +147,8 @@ class LatentAttention:
     def _group(self) -> int:
         """Heads of an absorbed tile: as many as fit, and a divisor of all."""
         heads = self.shape.heads
-        return next(size for size in range(min(heads, _MOST_PAIRS), 0, -1) if heads % size == 0)
+        most = _EXACT_PAIRS if self.shape.dtype == torch.float32 else _MOST_PAIRS
+        return next(size for size in range(min(heads, most), 0, -1) if heads % size == 0)
 
     @property
     def _wide(self) -> int:
@@ -151,9 +159,7 @@ class LatentAttention:
         size = rows * step.max_context * self._wide * self.shape.dtype.itemsize
         return tokens >= _EXPAND_FROM * rows and size <= _EXPANDED_BYTES
 
-    def _absorbed(
-        self, step: StepContext, first: int, last: int, first_token: int, tokens: int, max_query: int
-    ) -> _Launch:
+    def _absorbed(self, step: StepContext, first: int, last: int, tokens: int, max_query: int) -> _Launch:
         group = self._group
         tile = _absorbed_tile(max_query * group, self.shape.dtype)
         per_tile = tile.m // group
@@ -161,59 +167,59 @@ class LatentAttention:
         tiles = tokens // per_tile + last - first if search else last - first
         parts = self.shape.heads // group
         splits = self._splits(tiles * parts, step.max_context, tile, search=search)
-        launch = _Launch(first, last, first_token, tiles, splits, group, search, tile)
-        if splits == 1:
-            return launch
-        device, slots = step.seq_lens.device, tiles * parts * splits * tile.m
-        width = round_up_power(self.shape.latent_dim, 16)
-        sums = torch.empty(slots * width, dtype=torch.float32, device=device)
-        peaks, norms = torch.empty(2, slots, dtype=torch.float32, device=device)
-        return _Launch(
-            first, last, first_token, tiles, splits, group, search, tile, partials=(sums, peaks, norms)
-        )
+        partials = self._partials(tiles * parts * splits * tile.m if splits > 1 else tile.m, step)
+        return _Launch(first, last, tiles, splits, group, search, tile, partials)
 
     def _expanded(self, step: StepContext, tokens: int) -> _Launch:
         tile, first, last = _expanded_tile(self.shape.dtype), step.num_single, step.num_rows
-        tiles = tokens // tile.m + last - first
-        return _Launch(first, last, first, tiles, 1, 1, True, tile, capacity=step.max_context)
+        tiles, unused = tokens // tile.m + last - first, self._partials(tile.m, step)
+        return _Launch(first, last, tiles, 1, 1, True, tile, unused, capacity=step.max_context)
+
+    def _partials(self, slots: int, step: StepContext) -> tuple[Tensor, Tensor, Tensor]:
+        device, width = step.seq_lens.device, round_up_power(self.shape.latent_dim, 16)
+        sums = torch.empty(slots * width, dtype=torch.float32, device=device)
+        peaks, norms = torch.empty(2, slots, dtype=torch.float32, device=device)
+        return sums, peaks, norms
 
     def _splits(self, programs: int, max_context: int, tile: Tile, *, search: bool) -> int:
         if max_context <= _SPLIT_FROM:
             return 1
-        wanted = (2 if tile.m <= 32 else 1) * self.target.processors // programs
+        # So many programs a multiprocessor holds, by their shared memory.
+        wanted = (2 if tile.m == 16 else 1) * self.target.processors // programs
         if not search:
             wanted = max(wanted, max_context // _SPLIT_MOST)
         return max(min(wanted, -(-max_context // _SPLIT_LEAST), _MAX_SPLITS), 1)
 
     def _attend(self, layer: _Layer, q: Tensor, state: _State) -> Tensor:
-        shape, count = self.shape, state.absorbed
+        if state.expanded is None:
+            return self._attend_absorbed(layer, q, state)
+        shape = self.shape
         out = torch.empty(len(q), shape.heads * shape.value_dim, dtype=q.dtype, device=q.device)
-        if count:
-            heads = shape.heads_of(q[:count])[..., : shape.nope_dim]
-            absorbed = self._by_head(heads, layer.to_key, None)
-            mixed = torch.empty_like(absorbed)
-        for launch in state.launches:
-            if launch.capacity:
-                held = self._expand(launch, layer, state.step)
-                self._run(launch, q, None, layer.cache, held, out, state.step)
-            else:
-                self._run(launch, q, absorbed, layer.cache, None, mixed, state.step)
-        if count:
-            self._by_head(mixed, layer.to_value, out)
+        if state.count:
+            out[: state.count] = self._attend_absorbed(layer, q[: state.count], state)
+        held = self._expand(state.expanded, layer, state.step)
+        self._run(state.expanded, q, q.unsqueeze(1), layer.cache, held, out, state.step)
         return out
 
-    def _by_head(self, x: Tensor, weight: Tensor, out: Tensor | None) -> Tensor:
-        """``x [T, N, A]`` times ``weight [N, A, B]``, to the first rows of ``out [., N * B]``."""
+    def _attend_absorbed(self, layer: _Layer, q: Tensor, state: _State) -> Tensor:
+        absorbed = self._by_head(self.shape.heads_of(q)[..., : self.shape.nope_dim], layer.to_key)
+        mixed = torch.empty(absorbed.shape, dtype=q.dtype, device=q.device)
+        for launch in state.absorbed:
+            self._run(launch, q, absorbed, layer.cache, q, mixed, state.step)
+        return self._by_head(mixed, layer.to_value).flatten(1)
+
+    def _by_head(self, x: Tensor, weight: Tensor) -> Tensor:
+        """``x [T, N, A]`` times ``weight [N, A, B]``: ``[T, N, B]``, which may be a view."""
         tokens, heads, size = x.shape
+        if tokens > _MOST_TOKENS:
+            return torch.bmm(x.transpose(0, 1), weight).transpose(0, 1)
         width = weight.shape[2]
-        if out is None:
-            out = torch.empty(tokens, heads, width, dtype=x.dtype, device=x.device)
-        constants, launch = _product_tile(tokens, size, width, x.dtype)
-        m, n = constants["BLOCK_M"], constants["BLOCK_N"]
-        by_head[(heads, triton.cdiv(width, n), triton.cdiv(tokens, m))](
+        out = torch.empty(tokens, heads, width, dtype=x.dtype, device=x.device)
+        tile = _product_tile(tokens, size, x.dtype)
+        by_head[(heads, triton.cdiv(width, tile["BLOCK_N"]))](
             x, weight, out, tokens, x.stride(0), x.stride(1), *weight.stride(),
             IN=size, OUT=width, HEADS=heads, PRECISION=precision(x.dtype),
-            **constants, **launch, **self.target.options(),
+            num_warps=4, **tile, **self.target.options(),
         )  # fmt: skip
         return out
 
@@ -233,9 +239,9 @@ class LatentAttention:
         self,
         launch: _Launch,
         q: Tensor,
-        absorbed: Tensor | None,
+        absorbed: Tensor,
         cache: Tensor,
-        expanded: Tensor | None,
+        expanded: Tensor,
         out: Tensor,
         step: StepContext,
     ) -> None:
@@ -250,32 +256,30 @@ class LatentAttention:
         latent_attention[(parts, launch.tiles, launch.splits)](
             q, absorbed, cache, expanded, out, step.query_start, step.seq_lens, step.block_table,
             *launch.partials, *rows, launch.tiles, launch.splits, launch.capacity, q.stride(0),
-            step.block_table.stride(0), *cache.stride()[:2], shape.scale * LOG2E.value,
+            *absorbed.stride()[:2], step.block_table.stride(0), *cache.stride()[:2],
+            shape.scale * LOG2E.value,
             HEADS=shape.heads, NOPE=shape.nope_dim, ROTARY=shape.rope_dim, LATENT=shape.latent_dim,
-            VALUE=value, EXPANDED=launch.capacity > 0, BLOCK_SIZE=shape.block_size, SPLIT=launch.splits > 1,
-            SPLIT_LEAST=_SPLIT_LEAST, BLOCK_N=tile.n, BLOCK_MAIN=round_up_power(main, 16),
+            VALUE=value, EXPANDED=launch.capacity > 0, BLOCK_SIZE=shape.block_size, SPLIT_LEAST=_SPLIT_LEAST,
+            BLOCK_N=tile.n, BLOCK_MAIN=round_up_power(main, 16),
             BLOCK_ROTARY=round_up_power(shape.rope_dim, 16), BLOCK_VALUE=round_up_power(value, 16),
             PRECISION=precision(shape.dtype), FIRST=self.first,
             num_warps=tile.warps, num_stages=tile.stages, **shared,
         )  # fmt: skip
         if launch.splits > 1:
-            merge[(parts, launch.tiles, per_tile * group)](
-                None, out, step.query_start, step.seq_lens, *launch.partials, *rows, launch.splits,
-                D=value, SINKS=False, SPLITS=round_up_power(launch.splits, 8),
-                BLOCK_D=round_up_power(value, 16), num_warps=4, **shared,
+            wide = round_up_power(value, 16)
+            cuts = max(wide // _MERGED, 1)
+            merge_latents[(parts, launch.tiles, per_tile * group * cuts)](
+                out, step.query_start, step.seq_lens, *launch.partials, *rows, launch.splits,
+                HEADS=shape.heads, VALUE=value, SPLITS=_MAX_SPLITS, BLOCK_VALUE=wide,
+                CUTS=cuts, num_warps=4, **shared,
             )  # fmt: skip
 
 
-def _product_tile(
-    tokens: int, size: int, width: int, dtype: torch.dtype
-) -> tuple[dict[str, int], dict[str, int]]:
-    """Blocks and launch options of ``by_head``: a wave of programs that load at once, or large tiles."""
-    whole = round_up_power(size, 16)
+def _product_tile(tokens: int, size: int, dtype: torch.dtype) -> dict[str, int]:
+    """Blocks and stages of ``by_head``: about a wave of programs, which load at once or in two steps."""
+    whole, m = round_up_power(size, 16), round_up_power(tokens, 16)
     if dtype == torch.float32:
-        return {"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": min(whole, 64)}, {"num_warps": 4, "num_stages": 1}
-    if tokens > 64:
-        m = 128 if tokens > 256 else 64
-        return {"BLOCK_M": m, "BLOCK_N": 128, "BLOCK_K": 64}, {"num_warps": 8, "num_stages": 3}
-    m = round_up_power(tokens, 16)
-    n = 64 if width > 256 else 16
-    return {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": whole}, {"num_warps": 4, "num_stages": 1}
+        return {"BLOCK_M": m, "BLOCK_N": 32, "BLOCK_K": min(whole, 32), "num_stages": 1}
+    if whole <= 128:
+        return {"BLOCK_M": m, "BLOCK_N": 64, "BLOCK_K": whole, "num_stages": 1}
+    return {"BLOCK_M": m, "BLOCK_N": 32, "BLOCK_K": 256 if m == 16 else 128, "num_stages": 3}

@@ -19,6 +19,32 @@ from frizzen.kernels.triton.launch import Target, await_inputs, release_next, ro
 __all__ = ["LatentRope"]
 
 
+@triton.jit
+def _turn_queries(at, mask, cosine, sine, HALF: tl.constexpr, PDL: tl.constexpr):
+    first = tl.load(at, mask=mask, other=0.0).to(tl.float32)
+    second = tl.load(at + HALF, mask=mask, other=0.0).to(tl.float32)
+    release_next(PDL)
+    tl.store(at, (first * cosine - second * sine).to(at.dtype.element_ty), mask=mask)
+    tl.store(at + HALF, (second * cosine + first * sine).to(at.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _keep_key(
+    kv, entry, gain, column, inside, half, in_half, cosine, sine, eps,
+    HALF: tl.constexpr, LATENT: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    latent = tl.load(kv + column, mask=inside, other=0.0).to(tl.float32)
+    turning = kv + LATENT + half
+    first = tl.load(turning, mask=in_half, other=0.0).to(tl.float32)
+    second = tl.load(turning + HALF, mask=in_half, other=0.0).to(tl.float32)
+    release_next(PDL)
+    latent *= tl.rsqrt(tl.sum(latent * latent, axis=0) / LATENT + eps) * gain
+    tl.store(entry + column, latent.to(entry.dtype.element_ty), mask=inside)
+    entry += LATENT
+    tl.store(entry + half, (first * cosine - second * sine).to(entry.dtype.element_ty), mask=in_half)
+    tl.store(entry + HALF + half, (second * cosine + first * sine).to(entry.dtype.element_ty), mask=in_half)
+
+
 @triton.jit(do_not_specialize_on_alignment=["slots", "cos", "sin"])
 def _latent_rope(
     q, kv, cos, sin, slots, cache, norm, q_stride, kv_stride, angle_stride, block_stride, token_stride, eps,
@@ -37,28 +63,14 @@ def _latent_rope(
     sine = tl.load(sin + token * angle_stride + half, mask=in_half, other=0.0)
     if tl.program_id(1) < tl.num_programs(1) - 1:
         head = tl.program_id(1) * GROUP + tl.arange(0, GROUP)
-        mask = (head < HEADS)[:, None] & in_half[None, :]
         at = q + token * q_stride + (head * (NOPE + 2 * HALF) + NOPE)[:, None] + half[None, :]
-        first = tl.load(at, mask=mask, other=0.0).to(tl.float32)
-        second = tl.load(at + HALF, mask=mask, other=0.0).to(tl.float32)
-        release_next(PDL)
-        turned = first * cosine[None, :] - second * sine[None, :]
-        tl.store(at, turned.to(q.dtype.element_ty), mask=mask)
-        turned = second * cosine[None, :] + first * sine[None, :]
-        tl.store(at + HALF, turned.to(q.dtype.element_ty), mask=mask)
+        mask = (head < HEADS)[:, None] & in_half[None, :]
+        _turn_queries(at, mask, cosine[None, :], sine[None, :], HALF, PDL)
     else:
         slot = tl.load(slots + token).to(tl.int64)
+        entry = cache + slot // BLOCK_SIZE * block_stride + slot % BLOCK_SIZE * token_stride
         held = kv + token * kv_stride
-        latent = tl.load(held + column, mask=inside, other=0.0).to(tl.float32)
-        first = tl.load(held + LATENT + half, mask=in_half, other=0.0).to(tl.float32)
-        second = tl.load(held + LATENT + HALF + half, mask=in_half, other=0.0).to(tl.float32)
-        release_next(PDL)
-        latent *= tl.rsqrt(tl.sum(latent * latent, axis=0) / LATENT + eps) * gain
-        at = cache + slot // BLOCK_SIZE * block_stride + slot % BLOCK_SIZE * token_stride
-        tl.store(at + column, latent.to(cache.dtype.element_ty), mask=inside)
-        at += LATENT + half
-        tl.store(at, (first * cosine - second * sine).to(cache.dtype.element_ty), mask=in_half)
-        tl.store(at + HALF, (second * cosine + first * sine).to(cache.dtype.element_ty), mask=in_half)
+        _keep_key(held, entry, gain, column, inside, half, in_half, cosine, sine, eps, HALF, LATENT, PDL)
 
 
 @dataclass(frozen=True, slots=True)
