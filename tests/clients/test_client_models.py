@@ -1,7 +1,7 @@
 """Everything that the server sends fits the official clients' own models, validated strictly.
 
-The clients themselves build their models without validation, so that a wrong type or a missing member shows up only where
-somebody reads it.
+The clients themselves build their models without validation, so that a wrong type or a missing member shows up
+only where somebody reads it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ BODIES: dict[str, tuple[str, dict[str, Any], Any, Any]] = {
     ),
     "completion": (
         "/v1/completions",
-        # With echo the first token has no log-probability, here as at OpenAI, and their model does not know that.
+        # With echo the first token has no log-probability, here as at OpenAI; their model does not know.
         {"prompt": ["a", [98, 99]], "logprobs": 2, "n": 2, "max_tokens": 40},
         Completion,
         Completion,
@@ -110,9 +110,12 @@ def test_answers_and_events_fit_the_clients_models(server: MockServer, name: str
     TypeAdapter(whole).validate_json(answer(server, path, body), strict=True)
     options = {"stream_options": {"include_usage": True}} if name in {"chat", "completion"} else {}
     sent = events(server, path, {**body, **options})
-    assert len(sent) > 5
+    assert len(sent) > 2
     adapter: TypeAdapter[Any] = TypeAdapter(event)
     for data in sent:
+        for choice in data["choices"] if name == "completion" else []:
+            # Null before the end, here as at OpenAI; their model is that of a whole answer.
+            choice["finish_reason"] = choice["finish_reason"] or "stop"
         adapter.validate_json(json.dumps(data), strict=True)
 
 
