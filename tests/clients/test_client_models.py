@@ -1,6 +1,6 @@
 """Everything that the server sends fits the official clients' own models, validated strictly.
 
-The clients themselves build their models without validation, so that a wrong type or a missing member shows up
+The clients themselves build their models without validation: a wrong type or a missing member shows up
 only where somebody reads it.
 """
 
