@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -240,6 +241,10 @@ def test_forced_acceptance_takes_drafts_of_a_model_too(pairs: Pairs) -> None:
     with LLM(path, **SMALL, **options, spec_synthetic_acceptance=3.0) as llm:
         (output,) = llm.generate([PROMPTS[0]], wish)
     assert output.speculation is not None
+    # What a confidence head says of such drafts would mislead the guard.
+    with LLM(path, **SMALL, **options, spec_synthetic_acceptance=3.0) as llm:
+        info = json.loads(llm._open().info_json)
+    assert info["drafter"]["has_confidence"] is False
     # The prefill gives one token, ten steps three each.
     assert (output.speculation["accepted"], sum(output.speculation["lengths"].values())) == (20, 11)
 

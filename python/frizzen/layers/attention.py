@@ -49,12 +49,19 @@ class Attention:
         self._device = context.device
         self._rope: Callable[[Tensor, Tensor, Tensor, Tensor], None] = _without_cache
         self._attend: Callable[[Tensor, Any], Tensor] = _without_cache
+        self._turn_and_attend: Callable[[Tensor, Tensor, Tensor, Tensor, Any], Tensor] = _without_cache
 
     def allocate_kv(self, num_blocks: int) -> None:
         """Makes the cache in the attention kernel's layout; an earlier one is dropped."""
         cache = self.kernel.allocate(num_blocks, self._device)
         self._rope = self._rope_kernel.prepare(cache, self._q_norm, self._k_norm, self._eps)
         self._attend = self.kernel.prepare(cache, self._sinks)
+        self._turn_and_attend = self._apart
+        # As with norms: the attention kernel may do what the rotation named in the plan is equal to.
+        if isinstance(self._rope_kernel, getattr(self.kernel, "turns", ())):
+            norms = self._q_norm, self._k_norm, self._eps
+            fold = getattr(self.kernel, "prepare_turned")  # noqa: B009
+            self._turn_and_attend = fold(self._rope_kernel, cache, norms, self._sinks)
 
     @property
     def norm(self) -> Norm:
@@ -90,16 +97,26 @@ class Attention:
         self, x: Tensor, residual: Tensor | None, cos: Tensor, sin: Tensor, slots: Tensor, state: Any
     ) -> tuple[Tensor, Tensor]:
         """See ``decoder.AttentionLayer``."""
-        queries, residual = self.write(x, residual, cos, sin, slots)
-        return self._out(self._attend(queries, state)), residual
+        qkv, residual = self._qkv(x, residual)
+        self._bound(qkv)
+        return self._out(self._turn_and_attend(qkv, cos, sin, slots, state)), residual
+
+    def _apart(self, qkv: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, state: Any) -> Tensor:
+        """Rotation, then attention: two launches."""
+        self._rope(qkv, cos, sin, slots)
+        return self._attend(qkv, state)
 
     def _store(self, qkv: Tensor, cos: Tensor, sin: Tensor, slots: Tensor) -> Tensor:
+        self._bound(qkv)
+        self._rope(qkv, cos, sin, slots)
+        return qkv
+
+    def _bound(self, qkv: Tensor) -> None:
+        """Norms over all heads, and the clip, of models that have them; in place."""
         for place, norm in self._full_norms:
             qkv[:, place] = norm(qkv[:, place], None)
         if self._clip:
             qkv.clamp_(-self._clip, self._clip)
-        self._rope(qkv, cos, sin, slots)
-        return qkv
 
 
 def _projection(context: BuildContext, config: DecoderConfig, sight: Sight | None) -> NormedMap:

@@ -7,7 +7,6 @@ are the lattice's, and chunks of all lengths: between two of them nothing change
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from itertools import accumulate
 from typing import Protocol
 
@@ -51,19 +50,19 @@ def compile_steps(
     lattice: Lattice,
     device: torch.device,
     block_size: int,
-    mode: AbstractContextManager[Callable[[], None]],
+    settle: Callable[[], None],
 ) -> None:
-    """Goes through the shapes in ``mode``, in which launches only compile.
+    """Goes through the shapes in a mode in which launches only compile; ``settle`` is the mode's.
 
     Of layers that are alike, ``model`` needs two: the first layer of a model has no residual yet.
     """
     blocks = -(-lattice.contexts[-1] // block_size)
-    with mode as settle:
-        for queries, context in shapes_of(lattice):
-            ids, step = _step(queries, context, blocks, device, block_size)
-            hidden = model.forward(ids, step)
-            model.logits(hidden[: len(queries)])
-            settle()
+    for queries, context in shapes_of(lattice):
+        ids, step = _step(queries, context, blocks, device, block_size)
+        hidden = model.forward(ids, step)
+        # With drafts every token is sampled, in a prompt none but the last.
+        model.logits(hidden if max(queries) <= lattice.widths[-1] else hidden[: len(queries)])
+        settle()
 
 
 def shapes_of(lattice: Lattice) -> Iterator[Queries]:

@@ -11,6 +11,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
+use std::task::Waker;
 use std::time::Duration;
 
 use frizzen_core::{Clock, Error, FinishReason, Request, RequestId, Result};
@@ -22,7 +23,6 @@ use frizzen_sched::{
 
 use crate::cost_cache::CostCache;
 use crate::handle::{Command, EngineHandle, Health, Shared};
-use crate::mailbox::Mailbox;
 use crate::masks;
 use crate::options::EngineOptions;
 use crate::pause::Pause;
@@ -72,7 +72,7 @@ pub struct Engine<W> {
     spare: Vec<StepPlan>,
     output: StepOutput,
     events: Vec<RowEvent>,
-    woken: Vec<Arc<Mailbox>>,
+    waiting: Vec<Waker>,
     counted: SchedulerCounters,
     out_of_memory: bool,
     speculating: Option<Speculating>,
@@ -148,7 +148,7 @@ impl<W: Worker> Engine<W> {
             spare: vec![StepPlan::default(), StepPlan::default()],
             output: StepOutput::default(),
             events: Vec::with_capacity(rows),
-            woken: Vec::with_capacity(rows),
+            waiting: Vec::with_capacity(rows),
             counted: SchedulerCounters::default(),
             out_of_memory: false,
             speculating,
@@ -443,36 +443,30 @@ impl<W: Worker> Engine<W> {
         }
     }
 
-    /// Appends to every mailbox of the step, then wakes them: one sampling point for the step's metrics.
+    /// Appends to every mailbox of the step, then wakes their readers: one sampling point for the step's metrics.
     fn publish(&mut self) {
         let mut iteration_tokens = 0;
         {
             let mut registry = self.shared.registry();
             for event in &self.events {
-                let ended = event.finish.is_some();
-                let mailbox = if ended {
-                    registry.remove(&event.request)
-                } else {
-                    registry.get(&event.request).cloned()
-                };
                 // The front end gave the request up; its command is on the way.
-                let Some(mailbox) = mailbox else { continue };
+                let Some(mailbox) = registry.get(&event.request) else { continue };
                 if let Some(Finish { reason: FinishReason::Error(error), .. }) = &event.finish {
                     tracing::warn!(request = event.request.0, %error, "a request failed; the others go on");
                 }
                 let speculation = self.speculating.as_ref().and_then(|all| all.usage(event.request));
-                mailbox.append(|delta| {
+                self.waiting.extend(mailbox.append(|delta| {
                     extend(delta, event, &self.output);
                     delta.speculation = speculation.or_else(|| delta.speculation.take());
-                });
-                self.woken.push(mailbox);
+                }));
+                if event.finish.is_some() {
+                    registry.remove(&event.request);
+                }
                 iteration_tokens += observe(&self.metrics, event);
             }
         }
         self.metrics.step(iteration_tokens);
-        for mailbox in self.woken.drain(..) {
-            mailbox.wake();
-        }
+        self.waiting.drain(..).for_each(Waker::wake);
     }
 
     fn report_load(&mut self) {

@@ -6,6 +6,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::task::Waker;
 use std::time::Duration;
 
 use frizzen_core::{Clock, Error, FinishReason, Request, RequestId, Result, Speculation};
@@ -192,8 +193,8 @@ impl Shared {
         let mut open: Vec<_> = open.into_iter().collect();
         open.sort_unstable_by_key(|(id, _)| *id);
         for (_, mailbox) in &open {
-            mailbox.append(|delta| delta.finish = Some(reason.clone()));
-            mailbox.wake();
+            let waiting = mailbox.append(|delta| delta.finish = Some(reason.clone()));
+            waiting.into_iter().for_each(Waker::wake);
         }
     }
 
@@ -388,8 +389,8 @@ impl EngineHandle {
     pub(crate) fn end(&self, id: RequestId, reason: FinishReason) {
         let mailbox = self.shared.registry().remove(&id);
         if let Some(mailbox) = mailbox {
-            mailbox.append(|delta| delta.finish = Some(reason.clone()));
-            mailbox.wake();
+            let waiting = mailbox.append(|delta| delta.finish = Some(reason.clone()));
+            waiting.into_iter().for_each(Waker::wake);
             // A loop that has ended has freed everything already.
             let _ = self.commands.send(Command::End(id, reason));
         }

@@ -165,6 +165,8 @@ families! {
         Own "eager_steps" "Steps that were launched kernel by kernel, by shape";
     late_compiles: Counters = Counters::default(),
         Own "late_compiles" "Kernels compiled after the start, by kernel";
+    memory: Gauges = Gauges::default(),
+        Own "memory_bytes" "Memory of the model's device by owner: weights, KV cache, CUDA graphs, what steps need besides";
     worker_events: Counters = Counters::default(),
         Own "worker_events" "Other counters of the worker, by name";
     request_success: Counters = Counters::default(),

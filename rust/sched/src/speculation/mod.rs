@@ -11,6 +11,8 @@
 pub mod acceptance;
 pub mod choose;
 pub mod cost;
+mod curve;
+mod decision;
 mod followed;
 pub mod guard;
 pub mod law;

@@ -4,7 +4,6 @@
 //! once; the first failure ends the whole request; dropping a generation aborts every sample that has not ended.
 
 use std::collections::VecDeque;
-use std::pin::pin;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -153,8 +152,7 @@ impl Generation {
                 ended += 1;
                 continue;
             };
-            // `next` holds no state between polls beside the waker, so a fresh future per poll is the same future.
-            let Poll::Ready(delta) = pin!(stream.next()).poll(context) else { continue };
+            let Poll::Ready(delta) = stream.poll_next(context) else { continue };
             // A stream that ends without a last delta was ended by the engine's own end.
             let delta = delta
                 .unwrap_or_else(|| OutputDelta { finish: Some(FinishReason::Abort), ..Default::default() });
