@@ -4,7 +4,7 @@ For each drafter one engine serves everything: lengths are a field of requests, 
 changed between runs. Throughput is that of decode steps while all rows of the batch are running. The best
 constant length is found by a sweep over ``LENGTHS`` at the batch; since forced acceptance changes the tokens
 of a step and not its time, one sweep serves all acceptances. The guard knows the sweep's times, as a server's
-knows those of the steps before, and gets one run to learn each acceptance.
+knows those of the steps before; each acceptance begins with steps of the longest drafts, which teach it.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from benches.gpu import drafters
 from benches.gpu.serving import Steps, observed, prompt, write_config
@@ -44,6 +46,8 @@ TINY = replace(
     vocabulary=1500,
 )
 PROMPT = 24
+PROBED = (20, 28, 36)
+"""Steps of a run in which the forward pass is measured."""
 
 Row = dict[str, object]
 Mode = str | int
@@ -126,6 +130,7 @@ def cells(
     """``auto`` beside ``off`` in the same minute, and the best constant length by the sweep."""
     for acceptance in acceptances:
         bench.force(acceptance)
+        bench.run(max(sweeps), max(LENGTHS), acceptance, count=12)
         for rows, swept in sweeps.items():
             bench.run(rows, "auto", acceptance)
             off = bench.run(rows, "off", acceptance)
@@ -178,19 +183,56 @@ def natural(bench: Bench, name: str, batches: Sequence[int]) -> Iterator[Row]:
         }
 
 
+def forward_ms(bench: Bench, mode: Mode) -> float:
+    """The forward pass of a step of one row on the device, by replays of its graph in the midst of a run."""
+    worker, graphs = bench.worker, bench.worker._graphs
+    found: list[float] = []
+    assert graphs is not None
+    collect, steps = worker.collect, 0
+
+    def measured(index: int) -> None:
+        nonlocal steps
+        collect(index)
+        steps += 1
+        if steps in PROBED and graphs.replayed is not None:
+            replay = graphs._graphs[graphs.replayed.shape].replay
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            # The first keeps the device busy until the others are launched.
+            replay()
+            start.record()
+            for _ in range(4):
+                replay()
+            end.record()
+            end.synchronize()
+            found.append(start.elapsed_time(end) / 4)
+
+    worker.collect = measured  # type: ignore[method-assign]
+    try:
+        bench.run(1, mode, 2.0, count=PROBED[-1] + 10)
+    finally:
+        worker.collect = collect  # type: ignore[method-assign]
+    return statistics.median(found)
+
+
 def overhead(bench: Bench, name: str, swept: dict[Mode, Rate]) -> Iterator[Row]:
-    """A step of one row with drafts beside a plain step of as many tokens, which touches as many bytes."""
-    for length in LENGTHS:
-        bench.run(1 + length, "off", 1.0, count=5)
-        plain = bench.run(1 + length, "off", 1.0)
-        spent = swept[length].step_ms / plain.step_ms - 1
+    """What drafting and verifying add to a step of one row beside its forward pass.
+
+    The forward pass, which touches the experts of the drafts, is measured on the device; what else a plain
+    step takes belongs to any step.
+    """
+    passes = {mode: forward_ms(bench, mode) for mode in swept}
+    off = swept["off"].step_ms
+    for mode in LENGTHS:
+        bare = passes[mode] + off - passes["off"]
         yield {
             "what": "overhead",
             "drafter": name,
-            "drafts": length,
-            "step_ms": round(swept[length].step_ms, 3),
-            "plain_ms": round(plain.step_ms, 3),
-            "overhead": round(spent, 3),
+            "drafts": mode,
+            "step_ms": round(swept[mode].step_ms, 3),
+            "forward_ms": round(passes[mode], 3),
+            "off_ms": round(off, 3),
+            "off_forward_ms": round(passes["off"], 3),
+            "overhead": round(swept[mode].step_ms / bare - 1, 3),
             "goal": GOAL_OVERHEAD,
         }
 
@@ -277,7 +319,7 @@ def measure(arguments: argparse.Namespace, name: str, folder: Path, show: Any) -
                     for mode, one in sweeps[rows].items()
                 )
             )
-        if 1 in sweeps:
+        if 1 in sweeps and worker._graphs is not None:
             show(overhead(bench, name, sweeps[1]))
         show(cells(bench, name, sweeps, arguments.acceptances))
         show(iter([{"what": "worker", "drafter": name, **_graphs(worker)}]))

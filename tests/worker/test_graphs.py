@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from frizzen.step import StepContext
-from frizzen.worker.graphs import Graph, GraphRunner, StepBuffers
+from frizzen.worker.arena import Header
+from frizzen.worker.graphs import Graph, GraphRunner
 from frizzen.worker.lattice import Lattice, Shape, bucket
 from frizzen.worker.warmup import shapes_of
 from tests.worker.driver import VOCAB, Driver, FakeCapture, Request, fake_driver
@@ -199,6 +200,16 @@ def test_a_step_is_launched_once_and_replayed_from_then_on() -> None:
     batch = requests(3)
     driver.run(batch, 1, chunk=64)
     launched = capture.captured
+    irregular = Header._fields.index("irregular")
+    marks = []
+    for tokens in (2, 3, 4):
+        driver.run(batch, tokens)
+        marks.append(int(driver.arenas[(driver.steps - 1) % 2].header[irregular]))
+    assert marks == [1, 0, 0], "the time of a step that captures is no measure of those after it"
+    driver, _ = fake_driver(capture=(capture := FakeCapture()))
+    batch = requests(3)
+    driver.run(batch, 1, chunk=64)
+    launched = capture.captured
     driver.run(batch, 2)
     assert (capture.captured, capture.replayed) == (launched + 1, 0)
     driver.run(batch, 5)
@@ -253,10 +264,7 @@ def test_a_busy_engine_captures_what_nobody_asked_for_in_a_small_part_of_its_tim
             return Graph(lambda: None, torch.zeros(512, 1))
 
     lattice = Lattice.of(max_rows=40, max_drafts=0, max_context=64, max_tokens=40)
-    tensors = [torch.zeros(64, dtype=torch.int64) for _ in range(3)]
-    narrow = [torch.zeros(64, dtype=torch.int32) for _ in range(2)]
-    buffers = StepBuffers(*tensors, *narrow, torch.zeros(64, 1), torch.zeros(1, dtype=torch.int32))
-    runner = GraphRunner(lambda ids, step: ids, lattice, buffers, Slow(), clock=lambda: now[0])
+    runner = GraphRunner(lambda ids, step: ids, lattice, None, Slow(), clock=lambda: now[0])  # type: ignore[arg-type]
     for _ in range(100):
         now[0] += 1.0
         runner.after_step()

@@ -174,6 +174,7 @@ def runs(op: str) -> Iterator[tuple[str, Run]]:
     yield "whole prompts", _attention((37, 37), (16, 16), (2, 2))
     yield "chunks", _attention((37, 5), (48, 16), (131, 2))
     yield "everything", _attention((9, 1), (70, 1), (64, 64), (33, 7), (150, 40))
+    yield "long rows", _attention((9, 1), (260, 130), (300, 300), (141, 141), (389, 5))
 
 
 def _dense(heads: int, kv_heads: int, dim: int) -> dict[str, ShapeValue]:

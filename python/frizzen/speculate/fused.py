@@ -13,6 +13,7 @@ goes on either within its last block, or after a block that is full.
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Protocol
 
 import torch
@@ -99,21 +100,21 @@ class FusedDrafter:
             raise RuntimeError("allocate_kv must be called before the first step")
         head, step = self._head, seen.step
         states = head.states(seen.hidden, seen.taps)
-        cos, sin = self._angles(step)
+        cos, sin = self._angles(step.positions)
         head.write(seen.ids, self._carry.before(states, seen), cos, sin, step.slots)
         if asked is None:
             return None
-        tokens, states, drafts = asked.tokens, states.index_select(0, asked.last), []
+        tokens, states, drafts = asked.tokens, states.index_select(0, asked.spots.last), []
+        shape = (self.reach, len(tokens), -1)
+        cos, sin = (angle.view(shape) for angle in self._angles(asked.spots.positions.flatten()))
         for place in range(count):
-            one = asked.step(place, 1)
-            cos, sin = self._angles(one)
-            states, logits = head.forward(tokens, states, cos, sin, one)
+            states, logits = head.forward(tokens, states, cos[place], sin[place], asked.step(place, 1))
             tokens = choose(logits, place, head.ids)
             drafts.append(tokens)
         return Proposed(torch.stack(drafts, 1))
 
-    def _angles(self, step: StepContext) -> tuple[Tensor, Tensor]:
-        return self._head.rotary.angles((step.positions - 1).clamp(min=0))
+    def _angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        return self._head.rotary.angles((positions - 1).clamp(min=0))
 
 
 class _Carry:
@@ -129,6 +130,18 @@ class _Carry:
 
         Zeros before a text's first token.
         """
+        size = self._block_size
+        if states.device.type == "cuda" and find_spec("triton") is not None:
+            from frizzen.kernels.triton import drafts
+
+            out = torch.empty_like(states)
+            drafts.before(states, self._states, seen, size, out, filled=False)
+            drafts.keep(states, self._states, seen, size)
+            drafts.before(states, self._states, seen, size, out, filled=True)
+            return out
+        return self._before(states, seen)
+
+    def _before(self, states: Tensor, seen: Seen) -> Tensor:
         step, size = seen.step, self._block_size
         starts = step.query_start[:-1].long()
         at = step.positions.index_select(0, starts)

@@ -81,7 +81,13 @@ def drafting(config: EngineConfig, loaded: LoadedDrafter, model: CausalLM, num_b
             config.rejection_sample_method,
             model.device,
         )
-    return Drafting(loaded.drafter, blocks, kept, believed=config.spec_synthetic_acceptance is None)
+    return Drafting(
+        loaded.drafter,
+        blocks,
+        kept,
+        believed=config.spec_synthetic_acceptance is None,
+        on_gpu=model.device.type == "cuda",
+    )
 
 
 def stepping(model: CausalLM, loaded: LoadedDrafter | None) -> CausalLM | TappedModel:

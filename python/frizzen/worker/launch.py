@@ -27,7 +27,8 @@ from frizzen.progress import phase
 from frizzen.speculate.drafting import Drafting
 from frizzen.speculate.load import DRAFTERS, LoadedDrafter
 from frizzen.worker import drafter as drafters
-from frizzen.worker.graphs import CudaCapture, GraphRunner, StepBuffers
+from frizzen.worker.buffers import StepBuffers
+from frizzen.worker.graphs import CudaCapture, GraphRunner
 from frizzen.worker.lattice import Lattice
 from frizzen.worker.ledger import LEAST_MEASURED, Budget, Ledger
 from frizzen.worker.machine import available_cpus

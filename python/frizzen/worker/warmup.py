@@ -60,7 +60,8 @@ def compile_steps(
     for queries, context in shapes_of(lattice):
         ids, step = step_of(queries, context, blocks, device, block_size)
         hidden = model.forward(ids, step)
-        model.logits(hidden[: len(queries)])
+        # With drafts every token is sampled, in a prompt none but the last.
+        model.logits(hidden if max(queries) <= lattice.widths[-1] else hidden[: len(queries)])
         settle()
 
 

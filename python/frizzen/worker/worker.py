@@ -26,7 +26,8 @@ from frizzen.worker.arena import (
     Results,
     RowStatus,
 )
-from frizzen.worker.graphs import GraphRunner, Runner, StepBuffers
+from frizzen.worker.buffers import StepBuffers
+from frizzen.worker.graphs import GraphRunner
 from frizzen.worker.inputs import step_inputs
 from frizzen.worker.logprobs import score
 from frizzen.worker.masks import TokenMasks
@@ -62,9 +63,9 @@ class _Step:
     header: Header
     ids: torch.Tensor
     """``[T]``, its input tokens."""
+    context: StepContext
     hidden: torch.Tensor
     """``[T, H]``."""
-    context: StepContext
 
 
 class Worker:
@@ -97,9 +98,9 @@ class Worker:
         self._make_graphs = graphs
         self._graphs: GraphRunner | None = None
         self._tails: Tails | None = None
-        self._runner: Runner = model
-        self._buffers: StepBuffers | None = None
         self._late_compiles = Counter() if late_compiles is None else late_compiles
+        self._compiled = 0
+        """How many of them there were after the last step."""
         self._device = device
         self._block_size = int(info["block_size"])
         self._batch = PersistentBatch(
@@ -121,20 +122,19 @@ class Worker:
 
     def bind(self, layout: ArenaLayout) -> list[tuple[int, int]]:
         """Allocates the arenas, which live as long as the worker; returns pointer and size of each."""
-        first = Arena(layout, self._device)
-        self._arenas = [first, *(Arena(layout, self._device, first) for _ in range(NUM_ARENAS - 1))]
+        # Graphs need all plans at one place.
+        mirrored = self._make_graphs is not None
+        first = Arena(layout, self._device, mirrored=mirrored)
+        others = (Arena(layout, self._device, first, mirrored=mirrored) for _ in range(NUM_ARENAS - 1))
+        self._arenas = [first, *others]
         if self._make_graphs is not None:
-            self._buffers = StepBuffers.allocate(
-                max_rows=self.info["max_num_seqs"],
-                max_tokens=self.info["max_num_batched_tokens"],
-                max_blocks=self._batch.block_table.shape[1],
-                device=self._device,
-                plan=first.device if self._device.type == "cuda" else None,
-            )
-            self._runner = self._graphs = self._make_graphs(self._buffers)
+            self._graphs = self._make_graphs(StepBuffers.allocate(first.device, self._batch))
             self._tails = Tails(
                 self._model.logits, self._batch, self._graphs, self._drafting, self._acceptance
             )
+            self._tails.warm_up()
+            # The engine is not ready yet.
+            self._late_compiles.clear()
         return [arena.address for arena in self._arenas]
 
     @torch.inference_mode()
@@ -154,12 +154,18 @@ class Worker:
         self._batch.update(arena, header)
         if self._drafting is not None and header.num_admits:
             self._drafting.admit(arena.device.admit_rows[: header.num_admits].long())
-        ids, step = step_inputs(arena, header, self._batch, self._block_size, self._buffers)
-        computed = _Step(index, header, ids, self._runner.forward(ids, step), step)
+        computed = self._compute(index, arena, header)
         if header.num_masks:
             self._waiting = computed
         else:
             self._finish(computed, None)
+
+    def _compute(self, index: int, arena: Arena, header: Header) -> _Step:
+        """The forward pass."""
+        if self._graphs is not None and (hidden := self._graphs.replay(header)) is not None:
+            return _Step(index, header, *self._graphs.buffers.inputs(header), hidden)
+        ids, step = step_inputs(arena, header, self._batch, self._block_size)
+        return _Step(index, header, ids, step, self._model.forward(ids, step))
 
     @torch.inference_mode()
     def sample(self, index: int) -> None:
@@ -214,9 +220,15 @@ class Worker:
     def _done(self, step: _Step) -> None:
         """The step is on its way; there may be time for a graph that it has missed."""
         self._submitted.append(step.index)
+        compiled, self._compiled = self._compiled, self._late_compiles.total()
+        irregular = self._compiled > compiled
         if self._graphs is not None and self._tails is not None:
-            self._graphs.after_step()
-            self._tails.after_step()
+            irregular |= self._graphs.after_step()
+            irregular |= self._tails.after_step()
+        if irregular:
+            # A step that is still running is collected later for it.
+            for index in self._submitted:
+                self._arenas[index].mark_irregular()
 
     def _replay_end(self, arena: Arena, header: Header) -> bool:
         """Ends a step by a graph, if it is one of greedy decodes that ask for nothing else."""
@@ -224,7 +236,7 @@ class Worker:
             return False
         rows: list[int] = arena.host.rows[: header.num_rows].tolist()
         flags = self._batch.flags
-        return not any(flags[row] for row in rows) and self._tails.replay(arena.device, header.propose)
+        return not any(flags[row] for row in rows) and self._tails.replay(header.propose)
 
     @torch.inference_mode()
     def idle(self) -> bool:
@@ -258,7 +270,7 @@ class Worker:
         """Frees the arenas; the pointers that ``bind`` returned are void from here on."""
         self._submitted.clear()
         self._waiting = None
-        self._runner, self._graphs, self._tails, self._buffers = self._model, None, None, None
+        self._graphs = self._tails = None
         self._arenas.clear()
 
     def _sample(

@@ -277,7 +277,7 @@ pub struct HttpArgs {
     /// Seconds that open requests get to end after SIGTERM
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = parse_seconds)]
     pub drain_timeout: Duration,
-    /// Seconds that one step may take before the engine counts as dead
+    /// Seconds that one step may take before the engine counts as dead; a tenth of it is reported as slow
     #[arg(long, value_name = "SECONDS", default_value = "300", value_parser = parse_seconds)]
     pub step_timeout: Duration,
     /// Seconds that a client may take for the head of a request, and a connection may idle; 0 is no limit

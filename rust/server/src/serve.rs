@@ -14,6 +14,7 @@ use axum::Router;
 use axum::http::HeaderValue;
 use frizzen_core::Error;
 use frizzen_engine::Health;
+use frizzen_engine::watchdog::Watchdog;
 use tokio::net::TcpListener;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::oneshot;
@@ -191,16 +192,18 @@ async fn live(
 
 /// Waits until the engine fails, and makes it fail when a step takes too long.
 async fn failure(state: &SharedState) -> Outcome {
+    let mut watchdog = Watchdog::new(state.http.step_timeout);
     loop {
         sleep(TICK).await;
         if let Health::Failed(error) = state.engine.health() {
             return Outcome::Failed(error);
         }
-        if let Some(age) = state.engine.step_age().filter(|age| *age > state.http.step_timeout) {
-            let limit = state.http.step_timeout.as_secs();
-            let message = format!("a step has been running for {} s, the limit is {limit} s", age.as_secs());
-            tracing::error!("{message}");
-            let error = Error::Engine { message };
+        let Some(stall) = watchdog.look(&state.engine) else { continue };
+        let (engine, seen) = (state.engine.clone(), stall.clone());
+        // A report that panics must not keep the engine from failing.
+        let _ = tokio::task::spawn_blocking(move || seen.report(&engine)).await;
+        if stall.is_final() {
+            let error = stall.error();
             state.engine.fail(error.clone());
             return Outcome::Stuck(error);
         }

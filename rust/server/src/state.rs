@@ -238,9 +238,16 @@ impl AppState {
         })
     }
 
-    /// Refuses a body whose samples certainly find no room, before any work is done for them.
-    pub fn check_samples(&self, samples: usize) -> Result<(), ApiError> {
+    /// Refuses a body whose samples certainly find no room, before any work is done for them: with 503 if they may find it
+    /// later, with 400 for `field` if they never can.
+    pub fn check_samples(&self, field: &'static str, samples: usize) -> Result<(), ApiError> {
         let (open, limit) = (self.engine.open_streams(), self.max_open);
+        if samples > limit.max(1) {
+            let message = format!(
+                "{field} asks for {samples} requests at once, and at most {limit} may be open (--max-queue)"
+            );
+            return Err(ApiError::invalid(field, message));
+        }
         if samples > limit.saturating_sub(open) {
             let message =
                 format!("{samples} more requests than the {open} open ones are over the limit of {limit}");

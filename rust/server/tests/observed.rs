@@ -162,7 +162,7 @@ fn a_worker_that_does_not_answer_holds_up_no_scrape() {
     let server = Server::start(worker);
     let client = server.client();
     let hanging = std::thread::spawn(move || client.completion(&json!({"prompt": "x", "max_tokens": 2})));
-    common::wait_until("a step hangs", || server.state.engine.step_age().is_some());
+    common::wait_until("a step hangs", || server.state.engine.activity().is_some());
     assert_eq!(server.metric(&series("num_requests_waiting")), 0.0);
     assert!(server.metric(&series("generation_tokens_total")) < 1.0);
     drop(guard);

@@ -131,6 +131,7 @@ def paged_attention(
     BLOCK_SIZE: tl.constexpr, SEARCH: tl.constexpr, SPLIT: tl.constexpr, SPLIT_LEAST: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     PRECISION: tl.constexpr, PDL: tl.constexpr, CAUSAL: tl.constexpr, FIRST: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """One tile, or one split of its context; ``scale`` has the factor of the base-2 softmax in it.
 
@@ -146,6 +147,9 @@ def paged_attention(
         query_start, seq_lens, tile, first_row, last_row, SEARCH, BLOCK_Q
     )
     await_inputs(PDL)
+    if EARLY:
+        # A product that follows has weights to load meanwhile.
+        release_next(PDL)
     if tile_in_row * BLOCK_Q >= width:
         return
 
@@ -196,7 +200,8 @@ def paged_attention(
         D, WINDOW, SOFTCAP, True, BLOCK_M >= 128, BLOCK_SIZE, BLOCK_N, BLOCK_D, PRECISION,
     )  # fmt: skip
 
-    release_next(PDL)
+    if not EARLY:
+        release_next(PDL)
     if SPLIT:
         # A split without keys leaves a norm of 0, and no values.
         slot = ((tile * tl.num_programs(0) + kv_head) * splits + split).to(tl.int64) * BLOCK_M + pair
