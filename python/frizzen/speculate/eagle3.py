@@ -125,6 +125,10 @@ class Eagle3Head:
         x, stream = self.mlp.forward(attended, stream, step.valid)
         return stream, self.vocabulary.head(self.last_norm(x, stream))
 
+    def run(self, ids: Tensor, states: Tensor, cos: Tensor, sin: Tensor, step: StepContext) -> Tensor:
+        """See ``fused.FusedHead``."""
+        return self.forward(ids, states, cos, sin, step)[0]
+
     def _enter(self, ids: Tensor, normed: Tensor) -> Tensor:
         # The layer's own input norm is the embedding's: the state has one more.
         return torch.cat([self.attention.norm(self.vocabulary.embed(ids), None), normed], dim=1)
