@@ -79,6 +79,7 @@ def write_eagle3(
     speculators: bool = False,
     own_embedding: bool = False,
     norm_before_residual: bool = False,
+    layers: int = 1,
     target_hidden: int = HIDDEN,
     seed: int = 1,
     **changes: Any,
@@ -86,6 +87,8 @@ def write_eagle3(
     """In the layout of the authors' checkpoints, or of the ``speculators`` library."""
     maker, prefix = Maker(seed), "layers.0." if speculators else "midlayer."
     maker.layer(prefix, 2 * HIDDEN, qk_norm=False)
+    for index in range(1, layers):
+        maker.layer(f"layers.{index}.", HIDDEN, qk_norm=False)
     maker.norm(f"{prefix}hidden_norm.weight", HIDDEN)
     maker.norm("norm.weight", HIDDEN)
     maker.matrix("fc.weight", HIDDEN, len(taps) * target_hidden)
@@ -99,7 +102,7 @@ def write_eagle3(
         config: dict[str, Any] = {
             "speculators_model_type": "eagle3",
             "architectures": ["Eagle3Speculator"],
-            "transformer_layer_config": {**LAYER, "num_hidden_layers": 1, "model_type": "llama"},
+            "transformer_layer_config": {**LAYER, "num_hidden_layers": layers, "model_type": "llama"},
             "eagle_aux_hidden_state_layer_ids": list(taps),
             "target_hidden_size": None,
             **own,
@@ -108,7 +111,7 @@ def write_eagle3(
         config = {
             **LAYER,
             "architectures": ["LlamaForCausalLMEagle3"],
-            "num_hidden_layers": 1,
+            "num_hidden_layers": layers,
             "eagle_config": {"eagle_aux_hidden_state_layer_ids": list(taps), "use_aux_hidden_state": True},
             **own,
         }

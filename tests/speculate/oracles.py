@@ -124,7 +124,15 @@ class Eagle3Oracle:
         q, k = rotate(q, positions, own.theta), rotate(k, positions, own.theta)
         stream = normed if own.config.get("norm_before_residual") else states
         stream = stream + own.linear(f"{prefix}self_attn.o_proj", attend(q, k, v, seen))
-        return stream + own.mlp(prefix, own.norm(f"{prefix}post_attention_layernorm", stream))
+        stream = stream + own.mlp(prefix, own.norm(f"{prefix}post_attention_layernorm", stream))
+        for index in range(1, own.config["num_hidden_layers"]):
+            prefix = f"layers.{index}."
+            x = own.norm(f"{prefix}input_layernorm", stream)
+            q, k, v = (own.heads(f"{prefix}self_attn.{name}", x) for name in "qkv")
+            q, k = rotate(q, positions, own.theta), rotate(k, positions, own.theta)
+            stream = stream + own.linear(f"{prefix}self_attn.o_proj", attend(q, k, v, seen))
+            stream = stream + own.mlp(prefix, own.norm(f"{prefix}post_attention_layernorm", stream))
+        return stream
 
 
 class MtpOracle:

@@ -144,8 +144,10 @@ def test_mtp_proposes_what_plain_torch_does(
         {},
         {"speculators": True, "norm_before_residual": True},
         {"own_embedding": True, "draft_vocab": VOCAB},
+        {"layers": 2},
+        {"layers": 3, "speculators": True, "norm_before_residual": True},
     ],
-    ids=["plain", "speculators", "own vocabulary"],
+    ids=["plain", "speculators", "own vocabulary", "two layers", "three layers"],
 )
 def test_eagle3_proposes_what_plain_torch_does(llama: Path, tmp_path: Path, options: dict[str, Any]) -> None:
     taps = (1, 2, 3)

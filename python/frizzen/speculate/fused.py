@@ -26,21 +26,16 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from frizzen.kernels.ops import StepKernel
 from frizzen.layers.rotary import Rotary
 from frizzen.speculate.drafter import Asked, Choose, Proposed, Seen
-from frizzen.speculate.singles import singles
+from frizzen.speculate.singles import known, singles
 from frizzen.step import StepContext
 
 __all__ = ["FusedDrafter", "FusedHead"]
 
 
 class FusedHead(Protocol):
-    """The layer of such a drafter and what stands around it."""
-
-    @property
-    def kernel(self) -> StepKernel:
-        """The layer's attention."""
+    """What predicts one draft: mostly one layer, and what stands around it."""
 
     @property
     def rotary(self) -> Rotary:
@@ -68,8 +63,11 @@ class FusedHead(Protocol):
     def states(self, hidden: Tensor, taps: tuple[Tensor, ...]) -> Tensor:
         """The target's states ``[T, state_size]`` as the layer takes them."""
 
-    def write(self, ids: Tensor, states: Tensor, cos: Tensor, sin: Tensor, slots: Tensor) -> None:
-        """Stores the entries of tokens ``[T]`` and the states before them, and computes nothing else."""
+    def bytes_per_token(self) -> int:
+        """Of the caches."""
+
+    def write(self, ids: Tensor, states: Tensor, cos: Tensor, sin: Tensor, step: StepContext) -> None:
+        """Stores the entries of a step's tokens ``[T]`` and the states before them, for no result."""
 
     def forward(
         self, ids: Tensor, states: Tensor, cos: Tensor, sin: Tensor, step: StepContext
@@ -94,9 +92,7 @@ class FusedDrafter:
 
     def bytes_per_token(self) -> int:
         """The layers' caches, and the states of each block's newest token."""
-        return sum(
-            head.kernel.bytes_per_token() + head.state_size * head.dtype.itemsize for head in self._heads
-        )
+        return sum(head.bytes_per_token() + head.state_size * head.dtype.itemsize for head in self._heads)
 
     def allocate_kv(self, num_blocks: int, block_size: int) -> None:
         """The layers' caches and the states by block."""
@@ -128,10 +124,10 @@ class FusedDrafter:
             made = [
                 head.run(seen.ids[own], before[own], cos[own], sin[own], part) for own, part in singles(step)
             ]
-            states = _known(torch.cat(made), step.positions, layer)
+            states = known(torch.cat(made), step.positions, layer)
             given.append(states)
         before = self._carries[-1].before(states, seen)
-        last.write(seen.ids, before, cos, sin, step.slots)
+        last.write(seen.ids, before, cos, sin, step)
         return given
 
     def _draft(self, states: list[Tensor], asked: Asked, choose: Choose, count: int) -> list[Tensor]:
@@ -147,9 +143,9 @@ class FusedDrafter:
             for layer in range(drafting + 1, min(count, len(heads))):
                 if layer + 1 < min(count, len(heads)):
                     own = heads[layer].run(tokens, states[layer], *angles, one)
-                    given[layer + 1] = _known(own, asked.spots.positions[place], layer + 1)
+                    given[layer + 1] = known(own, asked.spots.positions[place], layer + 1)
                 else:
-                    heads[layer].write(tokens, states[layer], *angles, one.slots)
+                    heads[layer].write(tokens, states[layer], *angles, one)
             state, logits = heads[drafting].forward(tokens, states[min(place, len(states) - 1)], *angles, one)
             given[drafting + 1] = state
             states = [given.get(layer, state) for layer in range(len(heads) + 1)]
@@ -159,11 +155,6 @@ class FusedDrafter:
 
     def _angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         return self._heads[0].rotary.angles((positions - 1).clamp(min=0))
-
-
-def _known(states: Tensor, positions: Tensor, layer: int) -> Tensor:
-    """Nothing where a layer's entry would need tokens from before the text: it saw no entry at all there."""
-    return states.masked_fill((positions < layer)[:, None], 0)
 
 
 class _Carry:

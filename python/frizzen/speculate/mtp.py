@@ -66,9 +66,13 @@ class MtpHead:
         """The target's hidden states as they are."""
         return hidden
 
-    def write(self, ids: Tensor, states: Tensor, cos: Tensor, sin: Tensor, slots: Tensor) -> None:
+    def bytes_per_token(self) -> int:
+        """Of the layer's cache."""
+        return self.kernel.bytes_per_token()
+
+    def write(self, ids: Tensor, states: Tensor, cos: Tensor, sin: Tensor, step: StepContext) -> None:
         """See ``fused.FusedHead``."""
-        self.layer.attention.write(self._enter(ids, states), None, cos, sin, slots)
+        self.layer.attention.write(self._enter(ids, states), None, cos, sin, step.slots)
 
     def forward(
         self, ids: Tensor, states: Tensor, cos: Tensor, sin: Tensor, step: StepContext

@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
+from torch import Tensor
 
 from frizzen.step import StepContext
 
-__all__ = ["singles"]
+__all__ = ["known", "singles"]
 
 _TOKENS = 256
 """Of a part: bounds the memory for contexts that are gathered."""
@@ -43,3 +44,8 @@ def singles(step: StepContext) -> Iterator[tuple[slice, StepContext]]:
                 max_context=step.max_context,
             ),
         )
+
+
+def known(states: Tensor, positions: Tensor, first: int) -> Tensor:
+    """``states [T, H]``, 0 before slot ``first``: a layer that sees no earlier slot saw nothing there."""
+    return states.masked_fill((positions < first)[:, None], 0)
