@@ -14,7 +14,17 @@ import pytest
 import torch
 
 from tests.kernels import triton_cases
-from tests.kernels.triton_cases import CASES, attend, attention_facts, attention_problem, kernel, reference
+from tests.kernels.triton_cases import (
+    CASES,
+    attend,
+    attend_latents,
+    attention_facts,
+    attention_problem,
+    kernel,
+    latent_facts,
+    latent_problem,
+    reference,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -103,6 +113,20 @@ def test_a_captured_attention_is_right_for_any_lengths_within_its_bound() -> Non
         graph.replay()
         want = attend(reference, of, (step, cache, qkv))
         torch.testing.assert_close(out, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.gpu
+@torch.inference_mode()
+def test_a_captured_latent_attention_is_right_for_any_lengths_within_its_bound() -> None:
+    problem = latent_problem([(900, 1), (900, 1), (900, 4), (900, 4)])
+    step, cache, expansion, q = problem
+    attention = kernel("attention.mla", latent_facts())
+    attend_captured = attention.prepare(cache, expansion)
+    graph, out = captured(lambda: attend_captured(q, attention.begin(step)))
+    for lengths in ((900, 1, 900, 4), (17, 530, 4, 899), (1, 1, 5, 6)):
+        step.seq_lens.copy_(torch.tensor(lengths, dtype=torch.int32))
+        graph.replay()
+        torch.testing.assert_close(out, attend_latents(reference, problem), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.gpu
