@@ -135,6 +135,7 @@ impl Server {
                 tokens,
                 seconds: if self.random.next() < self.hiccups { 10.0 * ms } else { ms } / 1e3,
                 governed: fixed.is_none(),
+                ahead: false,
             });
             total += ms;
             yielded += tokens as f64;

@@ -226,6 +226,13 @@ impl CostModel {
         }));
     }
 
+    /// Forgets what steps without drafts take.
+    pub fn forget_plain(&mut self) {
+        for (_, cell) in self.cells.iter_mut().filter(|((_, drafts), _)| *drafts == 0) {
+            cell.weight = 0.0;
+        }
+    }
+
     /// Lets the next measurements of steps with drafts, at this number of rows, outweigh what was measured so far.
     pub fn distrust_drafts(&mut self, rows: usize) {
         let rows = bucket(rows);
