@@ -454,3 +454,60 @@ fn a_draft_with_another_token_boundary_is_cut_and_no_error_vllm_15554() {
         assert_eq!(mask(&mut matcher), before);
     }
 }
+
+/// Tools bring schemas that their callers did not write: what of them cannot be enforced must not cost the request.
+#[test]
+fn a_pattern_that_cannot_be_read_is_named_or_left_out_llama_cpp_26930() {
+    let schema =
+        r#"{"type":"object","properties":{"a":{"type":"string","pattern":"^(?=a)b"}},"required":["a"]}"#;
+    let error = refused(&json(schema));
+    assert!(error.contains("#/properties/a") && error.contains("look-around"), "{error}");
+    let lenient = GrammarSpec { lenient: true, ..json(schema) };
+    assert_eq!(compile(&lenient).dropped(), ["#/properties/a/pattern"]);
+    assert!(takes(&lenient, r#"{"a":"anything"}"#));
+    let unanchored = json(r#"{"type":"string","pattern":"\\S"}"#);
+    assert!(takes(&unanchored, r#"" x ""#) && !takes(&unanchored, r#""  ""#));
+}
+
+#[test]
+fn an_excluded_bound_in_the_form_of_draft_4_is_an_exclusive_bound() {
+    let spec = json(
+        r#"{"type":"integer","minimum":1,"exclusiveMinimum":true,"maximum":3,"exclusiveMaximum":false}"#,
+    );
+    assert!(takes(&spec, "2") && takes(&spec, "3") && !takes(&spec, "1") && !takes(&spec, "4"));
+    assert!(takes(&json(r#"{"type":"integer","exclusiveMinimum":true}"#), "-7"), "no bound is excluded");
+}
+
+#[test]
+fn schemas_that_other_compilers_drop_or_refuse_are_enforced_llama_cpp_19051_25746_26596_16790_8073() {
+    // An escaped character that needs no escape.
+    let escaped = json(r#"{"type":"string","pattern":"^hello there indeed\\!$"}"#);
+    assert!(takes(&escaped, "\"hello there indeed!\"") && !takes(&escaped, "\"hello there indeed\""));
+    // Long strings, deep inside, beside an anchored pattern.
+    let nested = json(
+        r#"{"type":"object","properties":{"o":{"type":"object","properties":{"s":{"type":"string","maxLength":2000},
+            "t":{"type":"string","minLength":1,"maxLength":65536},"p":{"type":"string","pattern":"^[a-z]+$"}},
+            "required":["s","t","p"],"additionalProperties":false}},"required":["o"],"additionalProperties":false}"#,
+    );
+    let text =
+        |s: usize, p: &str| format!("{{\"o\":{{\"s\":\"{}\",\"t\":\"t\",\"p\":\"{p}\"}}}}", "x".repeat(s));
+    assert!(
+        takes(&nested, &text(2000, "a"))
+            && !takes(&nested, &text(2001, "a"))
+            && !takes(&nested, &text(1, "A"))
+    );
+    // References into a list of alternatives, and to themselves.
+    let tree = json(
+        r##"{"type":"object","properties":{"left":{"anyOf":[{"type":"string"},{"$ref":"#"}]},
+            "right":{"$ref":"#/properties/left/anyOf/0"}},"required":["left","right"],"additionalProperties":false}"##,
+    );
+    assert!(takes(&tree, r#"{"left":{"left":"a","right":"b"},"right":"c"}"#));
+    assert!(!takes(&tree, r#"{"left":"a","right":{"left":"a","right":"b"}}"#));
+    let choice = json(
+        r##"{"$defs":{"E":{"enum":["a","b"]}},"type":"object","properties":{"e":{"$ref":"#/$defs/E"}},
+            "required":["e"],"additionalProperties":false}"##,
+    );
+    assert!(
+        takes(&choice, r#"{"e":"b"}"#) && !takes(&choice, r#"{"e":"c"}"#) && !takes(&choice, r#"{"e":{}}"#)
+    );
+}

@@ -165,7 +165,7 @@ impl Speculator {
         self.unlabelled = if labels > 0 { 0 } else { self.unlabelled.saturating_add(1) };
     }
 
-    /// Gives a step's time to the guard, if something decoded in it and no row failed.
+    /// Gives a step's time to the guard, if something decoded in it, no row failed, and it was like other steps.
     fn measure(
         &mut self,
         plan: &StepPlan,
@@ -174,7 +174,7 @@ impl Speculator {
         ahead: bool,
     ) -> Option<Decoding> {
         let (rows, tokens) = decoded(plan, output);
-        if rows == 0 || !output.failed.is_empty() {
+        if rows == 0 || !output.failed.is_empty() || output.irregular {
             return None;
         }
         let is_fixed = |request| {
