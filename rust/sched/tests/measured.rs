@@ -35,7 +35,7 @@ impl Drafter {
             Self::Match => Evidence::Match(8),
             Self::Layer => Evidence::Model,
         };
-        Judged { evidence, warmth: Warmth::Greedy, confidences: &[] }
+        Judged { evidence, confidences: &[], warmth: Warmth::Greedy }
     }
 
     const fn in_worker(self) -> bool {
@@ -135,7 +135,7 @@ impl Server {
                 tokens,
                 seconds: if self.random.next() < self.hiccups { 10.0 * ms } else { ms } / 1e3,
                 governed: fixed.is_none(),
-                ahead: false,
+                ahead: drafts == 0 && self.proposed == 0,
             });
             total += ms;
             yielded += tokens as f64;
