@@ -28,6 +28,7 @@ use crate::options::EngineOptions;
 use crate::pause::Pause;
 use crate::publish::{count_finish, extend, observe};
 use crate::speculation::Speculating;
+use crate::watchdog::Doing;
 use crate::worker::{Worker, WorkerError, WorkerInfo};
 
 /// New measurements of step times that are worth a write while nothing runs.
@@ -243,7 +244,10 @@ impl<W: Worker> Engine<W> {
                 Err(TryRecvError::Disconnected) => return Ok(None),
                 Err(TryRecvError::Empty) => {}
             }
-            let more = self.worker.idle().map_err(|error| Error::Engine { message: error.to_string() })?;
+            self.shared.begin(Doing::Idle);
+            let more = self.worker.idle();
+            self.shared.end();
+            let more = more.map_err(|error| Error::Engine { message: error.to_string() })?;
             if !more {
                 return Ok(self.commands.recv().ok());
             }
@@ -272,9 +276,9 @@ impl<W: Worker> Engine<W> {
         }
         let now = self.shared.clock.now();
         self.last_end.get_or_insert(now);
-        self.shared.step_started.store(now.as_nanos() as u64 + 1, Ordering::Release);
+        self.shared.begin(self.flight.back().map_or(Doing::Step(0, 0, 0), shape));
         let result = if frozen { self.land() } else { self.turn() };
-        self.shared.step_started.store(0, Ordering::Release);
+        self.shared.end();
         self.report_load();
         match result {
             Ok(()) => Ok(Turn::Worked),
@@ -310,6 +314,7 @@ impl<W: Worker> Engine<W> {
         let planned = self.scheduler.plan(&mut plan, self.shared.clock.now());
         plan.propose = self.speculating.as_ref().map_or(0, |speculating| speculating.wanted(&plan));
         if planned {
+            self.shared.go_on(shape(&plan));
             let submitted = self.submit(&mut plan);
             if submitted.is_ok() {
                 if let Some(speculating) = &mut self.speculating {
@@ -420,7 +425,10 @@ impl<W: Worker> Engine<W> {
                 let _ = answer.send(self.scheduler.reset_prefix_cache());
             }
             Command::Control(name, argument, answer) => {
-                let _ = answer.send(self.worker.control(&name, &argument));
+                self.shared.begin(Doing::Control(name.clone()));
+                let answered = self.worker.control(&name, &argument);
+                self.shared.end();
+                let _ = answer.send(answered);
             }
             Command::Shutdown => self.shared.stopping.store(true, Ordering::Release),
         }
@@ -492,6 +500,11 @@ impl<W: Worker> Engine<W> {
             "step {step}: {rows} rows, {tokens} tokens; {running} running, {waiting} waiting, {free} free blocks"
         )
     }
+}
+
+/// What is in flight, for whoever waits for it.
+fn shape(plan: &StepPlan) -> Doing {
+    Doing::Step(plan.step.0, plan.rows.len(), plan.num_tokens())
 }
 
 /// Who holds how much, as a phrase; nothing of a worker that does not say.

@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::mailbox::{Mailbox, OutputStream};
 use crate::pause::PauseMode;
+use crate::watchdog::{Activity, Doing, ShowStacks};
 use crate::worker::WorkerInfo;
 
 /// What the loop is told between steps.
@@ -93,8 +94,9 @@ pub(crate) struct Shared {
     registry: Mutex<FxHashMap<RequestId, Arc<Mailbox>>>,
     phase: Mutex<Health>,
     pub(crate) stopping: AtomicBool,
-    /// Start of the step in flight in nanoseconds of the clock plus one; 0 between steps.
-    pub(crate) step_started: AtomicU64,
+    /// What the loop does; nothing while it waits for a command.
+    activity: Mutex<Option<Activity>>,
+    stacks: OnceLock<ShowStacks>,
     pub(crate) running: AtomicU64,
     pub(crate) waiting: AtomicU64,
     pub(crate) used_blocks: AtomicU64,
@@ -122,7 +124,8 @@ impl Shared {
             registry: Mutex::default(),
             phase: Mutex::new(Health::Loading("starting".to_owned())),
             stopping: AtomicBool::new(false),
-            step_started: AtomicU64::new(0),
+            activity: Mutex::default(),
+            stacks: OnceLock::new(),
             running: AtomicU64::new(0),
             waiting: AtomicU64::new(0),
             used_blocks: AtomicU64::new(0),
@@ -149,6 +152,27 @@ impl Shared {
         if !matches!(*phase, Health::Failed(_)) {
             *phase = next;
         }
+    }
+
+    fn activity(&self) -> MutexGuard<'_, Option<Activity>> {
+        self.activity.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The loop begins something that ends by itself.
+    pub(crate) fn begin(&self, doing: Doing) {
+        *self.activity() = Some(Activity { since: self.clock.now(), doing });
+    }
+
+    /// It goes on with the same activity, of which more is known.
+    pub(crate) fn go_on(&self, doing: Doing) {
+        if let Some(activity) = self.activity().as_mut() {
+            activity.doing = doing;
+        }
+    }
+
+    /// It has ended.
+    pub(crate) fn end(&self) {
+        *self.activity() = None;
     }
 
     pub(crate) fn set_speculation(&self, status: SpeculationStatus) {
@@ -217,10 +241,25 @@ impl EngineHandle {
         self.shared.fail(error);
     }
 
-    /// How long the step in flight has been running; `None` between steps.
-    pub fn step_age(&self) -> Option<Duration> {
-        let started = self.shared.step_started.load(Ordering::Acquire).checked_sub(1)?;
-        Some(self.shared.clock.now().saturating_sub(Duration::from_nanos(started)))
+    /// What the engine's clock shows.
+    pub fn now(&self) -> Duration {
+        self.shared.clock.now()
+    }
+
+    /// What the loop does; `None` while it waits for a command.
+    pub fn activity(&self) -> Option<Activity> {
+        self.shared.activity().clone()
+    }
+
+    /// How the stacks of the worker's threads can be shown. The second call has no effect.
+    pub fn show_stacks_by(&self, show: ShowStacks) {
+        // A worker is built once.
+        let _ = self.shared.stacks.set(show);
+    }
+
+    /// The stacks of the worker's threads; `None` of a worker that has none to show.
+    pub fn stacks(&self) -> Option<std::io::Result<String>> {
+        self.shared.stacks.get().map(|show| show())
     }
 
     /// A snapshot of the load.

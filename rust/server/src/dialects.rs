@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::body;
 use crate::edge;
 use crate::error::ApiError;
-use crate::handlers::{Answer, generate, to_json};
+use crate::handlers::{Answer, PathId, generate, to_json};
 use crate::prepare::off_thread;
 use crate::request::{Dialect, Fields, messages};
 use crate::state::{AppState, SharedState};
@@ -34,12 +34,14 @@ pub async fn responses(State(state): State<SharedState>, request: Request) -> An
 }
 
 /// `GET /v1/responses/{id}`
-pub async fn response(State(state): State<SharedState>, Path(id): Path<String>) -> Answer {
+pub async fn response(State(state): State<SharedState>, id: PathId) -> Answer {
+    let Path(id) = id?;
     Ok(edge::json(state.store.response(&id)?.to_vec()))
 }
 
 /// `POST /v1/responses/{id}/cancel`
-pub async fn cancel_response(State(state): State<SharedState>, Path(id): Path<String>) -> Answer {
+pub async fn cancel_response(State(state): State<SharedState>, id: PathId) -> Answer {
+    let Path(id) = id?;
     state.store.response(&id)?;
     let message = "only responses that are made in the background can be cancelled, and none is";
     Err(ApiError::new(StatusCode::BAD_REQUEST, message))

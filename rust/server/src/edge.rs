@@ -35,6 +35,12 @@ pub async fn edge(State(state): State<SharedState>, mut request: Request, next: 
     let template = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
     // The table's own string: a label with the life of the program.
     let route = template.as_deref().and_then(|template| routes::find(template).next());
+    let traced = route.filter(|route| route.operation().is_some());
+    let trace =
+        traced.zip(state.tracer.as_ref()).and_then(|(route, tracer)| tracer.begin(request.headers(), route));
+    if let Some(trace) = &trace {
+        request.extensions_mut().insert(trace.clone());
+    }
     let is_open = route.is_some_and(|route| route.auth == Auth::Open);
     let method = request.method().clone();
     let checked = if is_open { Ok(()) } else { state.keys.check(request.headers()) };
@@ -42,7 +48,16 @@ pub async fn edge(State(state): State<SharedState>, mut request: Request, next: 
         Ok(()) => unwound(next.run(request)).await,
         Err(error) => error.into_response(),
     };
-    if let Some(error) = response.extensions_mut().remove::<ApiError>()
+    let error = response.extensions_mut().remove::<ApiError>();
+    if let Some(trace) = trace {
+        trace.note(|record| {
+            record.status = Some(response.status().as_u16());
+            if let Some(error) = &error {
+                record.failed(error);
+            }
+        });
+    }
+    if let Some(error) = error
         && route.is_some_and(routes::Route::is_anthropic)
     {
         let mut body = Vec::new();

@@ -11,7 +11,7 @@
 //! * [`replicas`]: several engines on one host, and headless ones.
 //! * [`connections`]: listening and accepting. [`serve`], [`shutdown`]: life of a server. [`logging`]: the log.
 //!   [`mock`]: a server without a model.
-//! * [`worker_report`]: what only the worker can count, for the metrics.
+//! * [`traces`]: OpenTelemetry, if it is asked for. [`worker_report`]: what only the worker can count, for the metrics.
 
 pub mod administration;
 pub mod auth;
@@ -42,6 +42,7 @@ pub mod serve;
 pub mod shutdown;
 pub mod state;
 pub mod store;
+pub mod traces;
 pub mod worker_report;
 
 pub use config::ServerConfig;

@@ -1,5 +1,8 @@
 //! The description of the HTTP surface, made of the route table and the tables of request fields: as `OpenAPI` 3.1, as a
-//! page, and as the document `docs/http.md`.
+//! page, and as the document `docs/http.md`. [`bodies`] and [`answers`] have the schemas that no table of fields has.
+
+pub mod answers;
+pub mod bodies;
 
 use std::fmt::Write as _;
 
@@ -111,8 +114,11 @@ fn operation(route: &Route) -> Value {
         json!({"description": "an error", "content": {"application/json": {"schema": reference(error)}}});
     let mut responses = Map::new();
     if is_served {
-        let content = content(route.endpoint);
-        responses.insert("200".to_owned(), json!({"description": "the answer", "content": content}));
+        let mut answer = json!({"description": "the answer"});
+        if let Some(content) = answers::content(route.endpoint) {
+            answer["content"] = content;
+        }
+        responses.insert("200".to_owned(), answer);
         responses.insert("default".to_owned(), error);
     } else {
         responses.insert("501".to_owned(), error);
@@ -133,8 +139,8 @@ fn operation(route: &Route) -> Value {
         operation["parameters"] = parameters.into();
     }
     if route.method == Method::Post && has_body(route.endpoint) {
-        let schema = dialect(route.endpoint)
-            .map_or_else(|| json!({"type": "object"}), |dialect| reference(component(dialect)));
+        let own = || bodies::of(route.endpoint).unwrap_or_else(|| json!({"type": "object"}));
+        let schema = dialect(route.endpoint).map_or_else(own, |dialect| reference(component(dialect)));
         operation["requestBody"] =
             json!({"required": true, "content": {"application/json": {"schema": schema}}});
     }
@@ -169,19 +175,6 @@ fn parameters(route: &Route) -> Vec<Value> {
     in_path.chain(in_query).collect()
 }
 
-fn content(endpoint: Endpoint) -> Value {
-    let object = json!({"schema": {"type": "object"}});
-    let text = json!({"schema": {"type": "string"}});
-    match endpoint {
-        Endpoint::Metrics => json!({"text/plain": text, "application/openmetrics-text": text}),
-        Endpoint::Docs => json!({"text/html": text}),
-        endpoint if dialect(endpoint).is_some() => {
-            json!({"application/json": object, "text/event-stream": text})
-        }
-        _ => json!({"application/json": object}),
-    }
-}
-
 /// A body: the fields that are read, and any others, which are refused by name, or counted.
 fn body(dialect: Dialect) -> Value {
     let properties: Map<String, Value> = parity::table(dialect)
@@ -189,15 +182,21 @@ fn body(dialect: Dialect) -> Value {
             let property = match support {
                 Support::Yes => {
                     let schema = schema::of(dialect, name)?;
-                    json!({"anyOf": [schema, {"type": "null"}]})
+                    let must_be = schema::required(dialect).contains(&name);
+                    if must_be { schema } else { bodies::nullable(&schema) }
                 }
                 Support::Ignored(why) => json!({"description": format!("no effect: {why}")}),
-                Support::Refused(status, _, why) => {
-                    json!({"deprecated": true, "description": format!("refused with {}: {why}", status.as_u16())})
+                Support::Refused(status, off, why) => {
+                    let mut schema = schema::off(off);
+                    schema["deprecated"] = true.into();
+                    schema["description"] = format!("refused with {}: {why}", status.as_u16()).into();
+                    schema
                 }
-                Support::Renamed(successor) => {
-                    json!({"deprecated": true, "description": format!("removed; its successor is {successor}")})
-                }
+                Support::Renamed(successor) => json!({
+                    "type": "null",
+                    "deprecated": true,
+                    "description": format!("removed; its successor is {successor}"),
+                }),
                 Support::Unknown => return None,
             };
             Some((name.to_owned(), property))

@@ -124,7 +124,7 @@ impl Job<'_> {
     fn chat(self, request: &ChatRequest, limits: &Limits, voice: Voice) -> Result<Lowered, ApiError> {
         let ChatRequest { common, conversation, .. } = request;
         let served = self.state.check_model(common.model.as_deref())?;
-        self.state.check_samples(common.n as usize)?;
+        self.state.check_samples("n", common.n as usize)?;
         let kind = PromptKind {
             field: "messages",
             echo: false,
@@ -234,7 +234,8 @@ impl Job<'_> {
     ) -> Result<Lowered, ApiError> {
         let CompletionRequest { common, prompts, echo } = request;
         let served = self.state.check_model(common.model.as_deref())?;
-        self.state.check_samples(prompts.len() * common.n as usize)?;
+        let field = if dialect == Dialect::Tokens { "token_ids" } else { "prompt" };
+        self.state.check_samples(field, prompts.len() * common.n as usize)?;
         let plan =
             Plan::new(&common, limits.params, PromptKind { field: "prompt", echo, continues_text: true })?;
         let prompts = prompts.into_iter().map(|prompt| self.token_prompt(prompt, &common, &plan, echo));

@@ -15,6 +15,8 @@ use super::choose::{Choice, Offer, choose_lengths, choose_proposal, longest};
 use super::cost::{CostModel, Costs, Curve};
 use super::law::Experts;
 
+pub use super::decision::{Decision, Decoding, Fixed, MeasuredStep, ModeChange, Situation};
+
 /// What the account earns per step, in plain steps.
 const EARNED: f64 = 0.005;
 /// The most that it holds: past gains do not pay for later losses.
@@ -29,9 +31,9 @@ const PROBE_EVERY: u64 = 200;
 const STALE: u64 = 1000;
 /// Expected gain above which drafts are switched on, and below which they are switched off again.
 const ON_ABOVE: f64 = 0.02;
-const OFF_BELOW: f64 = 0.0;
+const OFF_BELOW: f64 = STEP_GAIN;
 /// Least expected gain of a single step while drafts are on.
-const STEP_GAIN: f64 = 0.005;
+const STEP_GAIN: f64 = 0.01;
 /// Weight of the latest step in the expected gain.
 const FRESH: f64 = 0.1;
 /// A step this far from its predicted time, several times in a row, says that the machine has changed.
@@ -49,80 +51,6 @@ const TRIAL: u32 = 12;
 const UNSURE: u32 = 40;
 /// The same for half of it.
 const STALE_CHANCES: u32 = 400;
-
-/// Drafts were switched on or off.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct ModeChange {
-    /// On or off.
-    pub on: bool,
-    /// Why.
-    pub reason: Reason,
-    /// Rows of the step that decided it.
-    pub rows: usize,
-    /// Expected gain, 0.1 is a tenth more tokens per second.
-    pub gain: f64,
-}
-
-/// Drafts that somebody fixed, which a step carries in any case.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Fixed {
-    /// Their number.
-    pub drafts: usize,
-    /// How many of them are expected to be right.
-    pub tokens: f64,
-    /// The most of them that a row is to be proposed in this step, by a drafter in the worker.
-    pub proposed: usize,
-}
-
-/// What a decision is about: the next step.
-#[derive(Clone, Copy, Debug)]
-pub struct Situation<'a> {
-    /// Rows of the step.
-    pub rows: usize,
-    /// Drafts that are not the guard's to choose.
-    pub fixed: Fixed,
-    /// The drafts at hand, of each row that leaves it to the guard.
-    pub offers: &'a [Offer],
-    /// What is expected of drafts that the worker would propose in this step; `None` if it has no drafter.
-    pub outlook: Option<&'a [Offer]>,
-    /// Steps since anything was learnt about the chances of drafts, where only drafts that are proposed or verified teach
-    /// it; else 0.
-    pub unlabelled: u32,
-}
-
-/// What was decided, besides the lengths.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Decision {
-    /// That of the rows with drafts, or of there being none.
-    pub reason: Reason,
-    /// Drafts per row that the worker is to propose in this step.
-    pub propose: usize,
-    /// A trial begins: what was learnt of the chances of drafts is to count for little.
-    pub forget: bool,
-}
-
-impl From<Reason> for Decision {
-    fn from(reason: Reason) -> Self {
-        Self { reason, propose: 0, forget: false }
-    }
-}
-
-/// A step without prefill, measured.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct MeasuredStep {
-    /// Rows, each of which sampled.
-    pub rows: usize,
-    /// Drafts over all rows.
-    pub drafts: usize,
-    /// Drafts per row that the worker proposed in it.
-    pub proposed: usize,
-    /// Tokens that came out.
-    pub tokens: usize,
-    /// From the end of the step before it to its own.
-    pub seconds: f64,
-    /// All drafts were the guard's choice.
-    pub governed: bool,
-}
 
 /// The policy and what it knows.
 #[derive(Clone, Debug)]
@@ -213,12 +141,12 @@ impl Guard {
         if expected.iter().all(|offer| offer.survival.is_empty()) {
             return Reason::NoMatch.into();
         }
-        let curve = self.cost.curve(rows).filter(|_| self.cost.weight(rows, 0, 0) >= 2.0);
+        let curve = self.cost.curve(rows).filter(|_| self.cost.knows(rows, 0, 0));
         let Some(curve) = curve else { return Reason::WarmUp.into() };
         if self.suspended {
             return Reason::MeasuredLoss.into();
         }
-        if self.must_probe(rows) {
+        if self.must_probe(rows, outlook.is_some()) {
             return Reason::ProbeOff.into();
         }
         let times = Times {
@@ -270,14 +198,15 @@ impl Guard {
         }
     }
 
-    /// Whether this step is run without drafts to keep the estimate of plain steps fresh.
-    fn must_probe(&mut self, rows: usize) -> bool {
+    /// Whether this step is run without drafts to keep the estimate of plain steps fresh. Where drafts come from the worker,
+    /// the step after it has none either, and says what proposing takes.
+    fn must_probe(&mut self, rows: usize, in_worker: bool) -> bool {
         let age = self.cost.age(rows, 0, 0).unwrap_or(u64::MAX);
         if self.probes == 0
             && (age > PROBE_EVERY || (self.surprises.abs() >= SURPRISES && age > SURPRISE_AFTER))
         {
             self.surprises = 0;
-            self.probes = 2;
+            self.probes = if in_worker { 1 } else { 2 };
         }
         let probe = self.probes > 0;
         self.probes = self.probes.saturating_sub(1);
@@ -293,6 +222,7 @@ impl Guard {
         let measured = if offers.iter().all(|offer| offer.survival.is_empty()) { expected } else { offers };
         let mut known = plain;
         let mut before = 0;
+        let mut best: Option<(usize, f64)> = None;
         for length in LOOKS {
             let cut = |offer: &Offer| offer.survival.len().min(length);
             let drafts: usize = expected.iter().map(cut).sum();
@@ -302,7 +232,7 @@ impl Guard {
             before = drafts;
             let proposed = outlook.map_or(0, |outlook| length.min(longest(outlook)));
             let total = fixed.drafts + measured.iter().map(cut).sum::<usize>();
-            let looked_at = self.cost.weight(rows, total, proposed) >= 2.0;
+            let looked_at = self.cost.knows(rows, total, proposed);
             let fresh = self.cost.age(rows, total, proposed).is_some_and(|age| age < STALE);
             let tokens =
                 times.base + expected.iter().flat_map(|offer| &offer.survival[..cut(offer)]).sum::<f64>();
@@ -312,13 +242,20 @@ impl Guard {
             let loss = cost / plain - tokens / times.base;
             let payable = if looked_at { loss.max(CAP / 2.0) } else { loss.max(0.0) };
             if (!looked_at || (!fresh && loss > 0.0)) && may_gain && payable < self.account {
-                return Some(length);
+                if !self.cost.law().is_fitted() {
+                    return Some(length);
+                }
+                // With some idea of what they take, the one that promises most.
+                let rate = tokens / cost;
+                if best.is_none_or(|(_, other)| rate > other) {
+                    best = Some((length, rate));
+                }
             }
             if looked_at && fresh {
                 known = cost;
             }
         }
-        None
+        best.map(|(length, _)| length)
     }
 
     /// The length of a trial, if little is known about the chances of drafts, better ones than those would pay off, and the
@@ -353,17 +290,17 @@ impl Guard {
         is_worth_it.then_some(length)
     }
 
-    /// Takes a step's time over. Returns the estimate of the same step without drafts, in seconds, if there is one.
-    pub fn measure(&mut self, step: &MeasuredStep) -> Option<f64> {
-        let MeasuredStep { rows, drafts, proposed, tokens, seconds, governed } = *step;
+    /// Takes a step's time over. Returns what decoding took of it and would have taken without drafts, if that can be told.
+    pub fn measure(&mut self, step: &MeasuredStep) -> Option<Decoding> {
+        let MeasuredStep { rows, drafts, proposed, prefill, tokens, seconds, governed } = *step;
         let curve = self.cost.curve(rows);
         let drafting = self.cost.drafting(rows).at(proposed);
-        self.cost.measure(rows, drafts, proposed, seconds);
+        let besides = self.cost.measure_beside(prefill, rows, drafts, proposed, seconds);
         self.account = (self.account + EARNED).min(CAP);
         if self.suspended && self.account >= RESUME {
             self.suspended = false;
         }
-        let curve = curve?;
+        let (curve, seconds) = (curve?, seconds - besides?);
         let plain = curve.at(0);
         if drafts > 0 || proposed > 0 {
             self.note_surprise(seconds / (curve.at(drafts) + drafting) - 1.0, rows);
@@ -378,7 +315,7 @@ impl Guard {
                 }
             }
         }
-        Some(plain)
+        Some(Decoding { seconds, plain })
     }
 
     fn note_surprise(&mut self, off: f64, rows: usize) {

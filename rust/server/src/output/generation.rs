@@ -16,6 +16,8 @@ use crate::error::ApiError;
 use crate::output::delta::{ChoiceDelta, Echo, Finish, StopDetail};
 use crate::output::usage::Usage;
 use crate::output::waterfall::Waterfall;
+use crate::traces::RequestTrace;
+use crate::traces::record::Choice;
 
 /// One running sample.
 #[derive(Debug)]
@@ -32,6 +34,8 @@ pub struct Sample {
     pub held: Held,
     /// Where its time went.
     pub waterfall: Waterfall,
+    /// Why it ended, once it has.
+    pub finish: Option<&'static str>,
 }
 
 /// Tokens that are not shown yet, oldest first.
@@ -96,6 +100,8 @@ pub struct Watch {
     pub metrics: FrontEndMetrics,
     /// The client asked.
     pub shown: bool,
+    /// A collector of traces.
+    pub trace: Option<RequestTrace>,
 }
 
 impl Generation {
@@ -174,7 +180,11 @@ impl Generation {
         }
         let sample = &mut self.samples[index];
         if let Some(FinishReason::Error(error)) = delta.finish {
-            return Err(error.into());
+            let error = ApiError::from(error);
+            if let Some(trace) = &self.watch.trace {
+                trace.note(|record| record.failed(&error));
+            }
+            return Err(error);
         }
         if let Some(prefill) = delta.prefill {
             let cached = &mut self.cached[sample.prompt];
@@ -197,6 +207,12 @@ impl Drop for Generation {
         if self.samples.iter().any(|sample| sample.waterfall.tokens > 0) {
             let detokenize = self.samples.iter().map(|sample| sample.waterfall.detokenize).sum();
             self.watch.metrics.request(detokenize, self.backpressure);
+        }
+        if let Some(trace) = self.watch.trace.take() {
+            let finishes = self.samples.iter().map(|sample| sample.finish.unwrap_or("abort"));
+            let choices = self.timings().into_iter().zip(finishes);
+            let choices = choices.map(|(waterfall, finish)| Choice { waterfall, finish }).collect();
+            trace.note(|record| record.choices = choices);
         }
     }
 }
@@ -233,6 +249,9 @@ impl Sample {
         } else if let Some(reason) = finish {
             choice.finish = Some(finish_of(&reason));
             self.stream = None;
+        }
+        if let Some(finish) = &choice.finish {
+            self.finish = Some(finish.reason);
         }
         choice
     }

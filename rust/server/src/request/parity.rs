@@ -23,6 +23,27 @@ pub enum Dialect {
     Tokens,
 }
 
+impl Dialect {
+    /// What the model does, in the words of OpenTelemetry's conventions.
+    pub const fn operation(self) -> &'static str {
+        match self {
+            Self::Chat | Self::Responses | Self::Messages => "chat",
+            Self::Completions | Self::Tokens => "text_completion",
+        }
+    }
+
+    /// What stands before a request's name in the id of its answer.
+    pub const fn id_prefix(self) -> &'static str {
+        match self {
+            Self::Chat => "chatcmpl-",
+            Self::Completions => "cmpl-",
+            Self::Responses => "resp_",
+            Self::Messages => "msg_",
+            Self::Tokens => "",
+        }
+    }
+}
+
 /// What happens to a field.
 #[derive(Clone, Copy, Debug)]
 pub enum Support {

@@ -6,7 +6,7 @@
 use serde_json::{Value, json};
 
 use super::common::{MAX_BAD_WORDS, MAX_N, MAX_SALT, MAX_STOP};
-use super::parity::Dialect;
+use super::parity::{Dialect, Off};
 
 /// The schema of a field that `dialect` reads; `None` for one that has none here.
 pub fn of(dialect: Dialect, name: &str) -> Option<Value> {
@@ -42,7 +42,8 @@ pub fn of(dialect: Dialect, name: &str) -> Option<Value> {
         "presence_penalty" | "frequency_penalty" => json!({"type": "number", "minimum": -2, "maximum": 2}),
         "repetition_penalty" => json!({"type": "number", "exclusiveMinimum": 0}),
         "n" => json!({"type": "integer", "minimum": 1, "maximum": MAX_N}),
-        "top_k" | "truncate_prompt_tokens" => json!({"type": "integer", "minimum": -1}),
+        "top_k" => json!({"type": "integer", "minimum": -1}),
+        "truncate_prompt_tokens" => crate::openapi::bodies::truncation(),
         "max_tokens"
         | "max_completion_tokens"
         | "min_tokens"
@@ -62,7 +63,8 @@ pub fn of(dialect: Dialect, name: &str) -> Option<Value> {
         "logit_bias" => {
             json!({"type": "object", "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100}})
         }
-        "messages" | "documents" | "tools" | "include" => json!({"type": "array", "items": {}}),
+        "messages" => crate::openapi::bodies::messages(),
+        "documents" | "tools" | "include" => json!({"type": "array", "items": {}}),
         "response_format"
         | "structured_outputs"
         | "chat_template_kwargs"
@@ -82,6 +84,26 @@ pub fn of(dialect: Dialect, name: &str) -> Option<Value> {
         }
         _ => return None,
     })
+}
+
+/// The values of a refused field that ask for nothing.
+pub fn off(off: Off) -> Value {
+    let alone = match off {
+        Off::Null => return json!({"type": "null"}),
+        Off::False => json!({"const": false}),
+        Off::True => json!({"const": true}),
+        Off::Empty => {
+            json!({"type": ["array", "object", "string"], "maxItems": 0, "maxProperties": 0, "maxLength": 0})
+        }
+        Off::Zero => json!({"const": 0}),
+        Off::One => json!({"const": 1}),
+        Off::Text(text) => json!({"const": text}),
+        Off::Type(text) => {
+            json!({"type": "object", "required": ["type"], "properties": {"type": {"const": text}}})
+        }
+        Off::Only(text) => json!({"type": "array", "minItems": 1, "maxItems": 1, "items": {"const": text}}),
+    };
+    json!({"anyOf": [alone, {"type": "null"}]})
 }
 
 fn of_dialect(dialect: Dialect, name: &str) -> Option<Value> {
