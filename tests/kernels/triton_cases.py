@@ -17,6 +17,7 @@ from frizzen.kernels.draft_ops import ATTENTION_DRAFT, ATTENTION_DRAFT_MLA
 from frizzen.kernels.facts import Facts, ShapeValue, detect_machine
 from frizzen.kernels.fp8_ops import LINEAR_FP8, MOE_EXPERTS_FP8
 from frizzen.kernels.mla_ops import ATTENTION_MLA, ROPE_MLA
+from frizzen.kernels.mla_reference import CANDIDATES as MLA_REFERENCE
 from frizzen.kernels.moe_ops import MOE_EXPERTS, MOE_ROUTE
 from frizzen.kernels.moe_reference import CANDIDATES as MOE_REFERENCE
 from frizzen.kernels.ops import (
@@ -79,7 +80,7 @@ def kernel(op: str, of: Facts) -> object:
 
 
 def reference(op: str, of: Facts) -> object:
-    return next(entry for entry in (*REFERENCE, *MOE_REFERENCE) if entry.op == op).build(of)
+    return next(entry for entry in (*REFERENCE, *MOE_REFERENCE, *MLA_REFERENCE) if entry.op == op).build(of)
 
 
 def close(got: Tensor, want: Tensor, bound: float = 1e-4) -> None:
@@ -191,6 +192,51 @@ def case_a_row_without_context_gets_zeros() -> None:
     step, cache, qkv = attention_problem([(9, 1), (5, 1)], of)
     step.seq_lens[1] = 0
     assert not attend(kernel, of, (step, cache, qkv))[1].any()
+
+
+LATENT: dict[str, ShapeValue] = {"heads": 4, "nope_dim": 24, "rope_dim": 8, "value_dim": 20, "latent_dim": 48}
+
+
+def latent_facts() -> Facts:
+    return facts(torch.float32, **LATENT, scale=0.2, block_size=8)
+
+
+def latent_problem(rows: Sequence[tuple[int, int]]) -> tuple[StepContext, Tensor, Tensor, Tensor]:
+    """A step, a filled cache, an expansion and queries."""
+    step, blocks = paged_step(rows, 8, torch.Generator().manual_seed(0), torch.device(DEVICE))
+    return step, normal(blocks, 8, 56), normal(4 * 44, 48) * 0.2, normal(step.num_tokens, 4 * 32)
+
+
+def attend_latents(which: Callable[[str, Facts], object], problem: tuple) -> Tensor:
+    step, cache, expansion, q = problem
+    chosen = which(ATTENTION_MLA.name, latent_facts())
+    return chosen.prepare(cache, expansion)(q, chosen.begin(step))
+
+
+def case_rows_that_the_workspace_does_not_hold_together_are_expanded_in_turn() -> None:
+    from unittest import mock
+
+    from frizzen.kernels.triton import latent_attention
+
+    problem = latent_problem([(7, 1), (190, 130), (130, 130)])
+    one_row = 190 * 4 * 44 * 4
+    for most, launches in ((one_row - 1, 0), (2 * one_row, 1), (one_row, 2)):
+        with mock.patch.object(latent_attention, "_EXPANDED_BYTES", most):
+            state = kernel(ATTENTION_MLA.name, latent_facts()).begin(problem[0])
+            assert len(state.expanded) == launches
+            if launches == 2:
+                close(attend_latents(kernel, problem), attend_latents(reference, problem))
+
+
+def case_a_latent_row_without_context_gets_zeros_and_one_that_is_not_a_number_fails_alone() -> None:
+    problem = latent_problem([(300, 1), (5, 1), (9, 1), (7, 3)])
+    step, _, _, q = problem
+    q[0, 0] = torch.nan
+    found, want = attend_latents(kernel, problem), attend_latents(reference, problem)
+    assert found[0, :20].isnan().all()
+    close(found[1:], want[1:])
+    step.seq_lens[1] = 0
+    assert not attend_latents(kernel, problem)[1].any()
 
 
 def case_a_cut_product_adds_its_cuts() -> None:

@@ -19,7 +19,7 @@ from tests.speculate.checkpoints import with_mtp, write_dspark, write_eagle3
 from tests.speculate.chi_squared import assert_chi_squared
 
 PROMPTS = [[(5 * i + j * j) % 11 + 30 for j in range(12 + 3 * i)] for i in range(8)]
-DRAFTERS = ("draft_model", "itself", "mtp", "mtp glm", "eagle3", "dspark", "dspark fill-in")
+DRAFTERS = ("draft_model", "itself", "mtp", "mtp glm", "mtp deep", "eagle3", "dspark", "dspark fill-in")
 
 
 class Pairs:
@@ -37,7 +37,7 @@ class Pairs:
     def _make(self, name: str) -> tuple[str, dict[str, Any]]:
         if name.startswith("mtp"):
             family = "glm4_moe" if name == "mtp glm" else "deepseek_v3"
-            path = with_mtp(self._tiny(family), self._path / name)
+            path = with_mtp(self._tiny(family), self._path / name, depth=2 if name == "mtp deep" else 1)
             return str(path), {"drafter": "mtp"}
         target = self._tiny("llama")
         models = {

@@ -128,13 +128,14 @@ def llama(tiny_checkpoint: CheckpointMaker) -> Path:
     return tiny_checkpoint("llama", num_hidden_layers=4)
 
 
+@pytest.mark.parametrize("depth", [1, 2, 3])
 @pytest.mark.parametrize("family", ["deepseek_v3", "glm4_moe"])
 def test_mtp_proposes_what_plain_torch_does(
-    tiny_checkpoint: CheckpointMaker, tmp_path: Path, family: str
+    tiny_checkpoint: CheckpointMaker, tmp_path: Path, family: str, depth: int
 ) -> None:
-    path = with_mtp(tiny_checkpoint(family), tmp_path / "model")
+    path = with_mtp(tiny_checkpoint(family), tmp_path / "model", depth=depth)
     target = Target(path)
-    check(driver_of(path, "mtp", None), target, MtpOracle(path, target))
+    check(driver_of(path, "mtp", None), target, MtpOracle(path, target, depth))
 
 
 @pytest.mark.parametrize(
@@ -143,8 +144,10 @@ def test_mtp_proposes_what_plain_torch_does(
         {},
         {"speculators": True, "norm_before_residual": True},
         {"own_embedding": True, "draft_vocab": VOCAB},
+        {"layers": 2},
+        {"layers": 3, "speculators": True, "norm_before_residual": True},
     ],
-    ids=["plain", "speculators", "own vocabulary"],
+    ids=["plain", "speculators", "own vocabulary", "two layers", "three layers"],
 )
 def test_eagle3_proposes_what_plain_torch_does(llama: Path, tmp_path: Path, options: dict[str, Any]) -> None:
     taps = (1, 2, 3)
@@ -197,7 +200,9 @@ def test_a_draft_model_proposes_what_it_would_say(tiny_checkpoint: CheckpointMak
     check(driver_of(llama, "draft_model", path), Target(llama), small.greedy)
 
 
-@pytest.mark.parametrize("name", ["mtp deepseek_v3", "mtp glm4_moe", "eagle3", "dspark", "draft_model"])
+@pytest.mark.parametrize(
+    "name", ["mtp deepseek_v3", "mtp glm4_moe", "mtp glm4_moe 2", "eagle3", "dspark", "draft_model"]
+)
 def test_graphs_propose_what_plain_torch_does(
     tiny_checkpoint: CheckpointMaker, llama: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,9 +210,11 @@ def test_graphs_propose_what_plain_torch_does(
     # As on a GPU: only there do steps have tokens that belong to no row.
     monkeypatch.setattr(Paging, "rows", partialmethod(Paging.rows, padded=True))
     if name.startswith("mtp"):
-        path = with_mtp(tiny_checkpoint(name.split()[1]), tmp_path / "model")
+        _, family, *deeper = name.split()
+        depth = int(deeper[0]) if deeper else 1
+        path = with_mtp(tiny_checkpoint(family), tmp_path / "model", depth=depth)
         target = Target(path)
-        check_replays(driver_of(path, "mtp", None, replays=True), target, MtpOracle(path, target))
+        check_replays(driver_of(path, "mtp", None, replays=True), target, MtpOracle(path, target, depth))
         return
     target = Target(llama)
     if name == "eagle3":

@@ -277,7 +277,7 @@ class Driver:
         lengths = [end - start for start, end in pairwise(starts)]
         header = [3, self.steps, len(order), lengths.count(1), len(tokens), len(samples)]
         header += [len(scored), len(changes), len(admitted), max(lengths), max(ends), len(masks)]
-        header += [self.propose]
+        header += [self.propose, 0]
         fill(arena.header, header)
         self._run(index, masks)
         sampling = {place for _, place, _ in samples}

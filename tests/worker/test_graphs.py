@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from frizzen.step import StepContext
+from frizzen.worker.arena import Header
 from frizzen.worker.graphs import Graph, GraphRunner
 from frizzen.worker.lattice import Lattice, Shape, bucket
 from frizzen.worker.warmup import shapes_of
@@ -196,6 +197,16 @@ def test_an_end_that_cannot_be_captured_is_launched_and_told(capsys: pytest.Capt
 def test_a_step_is_launched_once_and_replayed_from_then_on() -> None:
     capture = FakeCapture()
     driver, _ = fake_driver(capture=capture)
+    batch = requests(3)
+    driver.run(batch, 1, chunk=64)
+    launched = capture.captured
+    irregular = Header._fields.index("irregular")
+    marks = []
+    for tokens in (2, 3, 4):
+        driver.run(batch, tokens)
+        marks.append(int(driver.arenas[(driver.steps - 1) % 2].header[irregular]))
+    assert marks == [1, 0, 0], "the time of a step that captures is no measure of those after it"
+    driver, _ = fake_driver(capture=(capture := FakeCapture()))
     batch = requests(3)
     driver.run(batch, 1, chunk=64)
     launched = capture.captured

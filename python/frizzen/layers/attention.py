@@ -11,6 +11,7 @@ from frizzen.kernels.draft_ops import ATTENTION_DRAFT
 from frizzen.kernels.facts import ShapeValue
 from frizzen.kernels.ops import ATTENTION_PAGED, ROPE, PagedAttentionKernel
 from frizzen.layers.build import BuildContext, Norm, Normed, NormedMap, NormPlace, Sight
+from frizzen.layers.kv_scales import KvScales
 from frizzen.models.config import DecoderConfig
 
 __all__ = ["Attention"]
@@ -27,11 +28,15 @@ class Attention:
     ) -> None:
         plan, dtype, layer = context.plan, context.dtype, context.layer
         heads = {"heads": config.num_heads, "kv_heads": config.num_kv_heads, "head_dim": config.head_dim}
-        self._qkv = _projection(context, config, sight)
+        scales = KvScales.of(context, config) if sight is None else None
+        self._qkv = _projection(context, config, sight, scales)
         self._full_norms = _full_norms(context, config) if config.full_qk_norm else ()
         self._clip = config.clip_qkv
         self._q_norm = context.take("attention.q_norm") if config.qk_norm else None
         self._k_norm = context.take("attention.k_norm") if config.qk_norm else None
+        if scales is not None and self._q_norm is not None and self._k_norm is not None:
+            self._q_norm.mul_(scales.key.to(dtype))
+            self._k_norm.div_(scales.key.to(dtype))
         self._eps = config.rms_eps
         self.kernel = _kernel(context, config, window, sight)
         self._rope_kernel = plan.resolve(
@@ -45,7 +50,8 @@ class Attention:
             **heads,
         )
         self._sinks = context.take("attention.sinks") if config.sinks else None
-        self._out = context.linear("attention_out", "attention.out", bias=config.output_bias)
+        out_gains = None if scales is None else scales.of_out()
+        self._out = context.linear("attention_out", "attention.out", bias=config.output_bias, gains=out_gains)
         self._device = context.device
         self._rope: Callable[[Tensor, Tensor, Tensor, Tensor], None] = _without_cache
         self._attend: Callable[[Tensor, Any], Tensor] = _without_cache
@@ -119,13 +125,16 @@ class Attention:
             qkv.clamp_(-self._clip, self._clip)
 
 
-def _projection(context: BuildContext, config: DecoderConfig, sight: Sight | None) -> NormedMap:
+def _projection(
+    context: BuildContext, config: DecoderConfig, sight: Sight | None, scales: KvScales | None
+) -> NormedMap:
     names, place = (
         ("attention.q", "attention.k", "attention.v"),
         NormPlace("input_norm", config.rms_eps, config.layer_norm),
     )
     if sight is None:
-        return context.normed_linear(place, "qkv", *names, bias=config.qkv_bias)
+        gains = None if scales is None else scales.of_qkv(config)
+        return context.normed_linear(place, "qkv", *names, bias=config.qkv_bias, gains=gains)
     # What a draft layer stores does not always come through its norm, so the two stay apart.
     norm = context.norm(place.name, place.name, place.eps, centred=place.centred)
     return Normed(norm, context.linear("qkv", *names, bias=config.qkv_bias))

@@ -154,13 +154,11 @@ def _mtp(request: DraftRequest, target: CausalLM, plan: PlanBuilder, parallel: P
             target.device,
             ignored=mtp.ignored(source.config),
         )
-        head = mtp.build(target, draft_context(weights, target, plan, parallel))
+        heads = mtp.build(target, draft_context(weights, target, plan, parallel))
     finally:
         source.checkpoint.close()
-    count = request.num_drafts or USUAL_DRAFTS["mtp"]
-    if (depth := source.config.extra_layers) > 1:
-        plan.decide("layers", "1", f"of {depth} layers for further tokens, the first serves every draft")
-    return FusedDrafter("mtp", head, (), count), count, weights
+    count = request.num_drafts or max(USUAL_DRAFTS["mtp"], len(heads))
+    return FusedDrafter("mtp", heads, (), count), count, weights
 
 
 def _eagle3(request: DraftRequest, target: CausalLM, plan: PlanBuilder, parallel: ParallelConfig) -> _Made:
@@ -173,7 +171,7 @@ def _eagle3(request: DraftRequest, target: CausalLM, plan: PlanBuilder, parallel
     finally:
         checkpoint.close()
     count = request.num_drafts or USUAL_DRAFTS["eagle3"]
-    return FusedDrafter("eagle3", head, config.taps, count), count, weights
+    return FusedDrafter("eagle3", [head], config.taps, count), count, weights
 
 
 def _dspark(request: DraftRequest, target: CausalLM, plan: PlanBuilder, parallel: ParallelConfig) -> _Made:

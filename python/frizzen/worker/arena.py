@@ -63,6 +63,8 @@ class Header(NamedTuple):
     max_context: int
     num_masks: int
     propose: int
+    irregular: int
+    """Written by the worker, see ``Arena.mark_irregular``."""
 
 
 class Admit(IntEnum):
@@ -216,6 +218,10 @@ class Arena:
         if header.version != VERSION:
             raise ValueError(f"the arena's layout version is {header.version}, this worker reads {VERSION}")
         return header
+
+    def mark_irregular(self) -> None:
+        """Tells the engine that the step's time says nothing about the next one like it."""
+        self.host.header[Header._fields.index("irregular")] = 1
 
     def upload(self, *, admissions: bool) -> None:
         """Brings the plan to the device, in stream order."""

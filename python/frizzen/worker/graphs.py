@@ -155,13 +155,18 @@ class GraphRunner:
         self.replayed = Replayed(shape, graph.output[: shape.tokens])
         return graph.output[: step.num_tokens]
 
-    def after_step(self) -> None:
-        """Captures what the last step missed; if it missed nothing, now and then what is next."""
+    def after_step(self) -> bool:
+        """Captures what the last step missed; if it missed nothing, now and then what is next.
+
+        Returns whether it did: then the step took longer than the next one like it will.
+        """
+        captured = len(self._graphs)
         missed, self._missed = self._missed, None
         if missed is not None:
             self._capture_shape(missed)
         elif self._missing and self._clock() > self._rest_until:
             self.capture_next()
+        return len(self._graphs) > captured
 
     def capture_next(self) -> bool:
         """Captures the largest shape that is left, if any; whether there are more."""

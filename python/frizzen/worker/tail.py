@@ -153,11 +153,11 @@ class Tails:
         maximum, tokens = largest(torch.zeros(1, 2, device=one.device))
         self._end_rows(Greedy(shape, buffers.plan, self._batch, one, maximum, tokens, self._acceptance))
 
-    def after_step(self) -> None:
-        """Captures what the last step missed."""
+    def after_step(self) -> bool:
+        """Captures what the last step missed; whether there was something."""
         missed, self._missed = self._missed, None
         if missed is None or self.failure is not None:
-            return
+            return False
         key, step = missed
         started = time.monotonic()
         try:
@@ -167,6 +167,7 @@ class Tails:
             self.failure = f"{key.shape}: {type(error).__name__}: {error}".splitlines()[0]
             sys.stderr.write(f"no more CUDA graphs of the ends of steps; {self.failure}\n")
         self._seconds += time.monotonic() - started
+        return True
 
     def state(self) -> dict[str, Any]:
         """What there is, for ``Worker.control``."""

@@ -15,7 +15,7 @@ import torch
 from frizzen.step import StepContext
 from frizzen.worker.lattice import Lattice
 
-__all__ = ["Warmed", "compile_steps", "run_steps", "shapes_of"]
+__all__ = ["Warmed", "compile_steps", "run_steps", "shapes_of", "step_of"]
 
 
 class Warmed(Protocol):
@@ -40,7 +40,7 @@ Queries = tuple[Sequence[int], int]
 def run_steps(model: Warmed, device: torch.device, block_size: int) -> None:
     """One prefill and one decode, so that no request waits for libraries that initialise on first use."""
     for queries in ([block_size], [1, 1]):
-        ids, step = _step(queries, max(queries), 1, device, block_size)
+        ids, step = step_of(queries, max(queries), 1, device, block_size)
         hidden = model.forward(ids, step)
         model.logits(hidden[-1:]).argmax(-1).cpu()
 
@@ -58,7 +58,7 @@ def compile_steps(
     """
     blocks = -(-lattice.contexts[-1] // block_size)
     for queries, context in shapes_of(lattice):
-        ids, step = _step(queries, context, blocks, device, block_size)
+        ids, step = step_of(queries, context, blocks, device, block_size)
         hidden = model.forward(ids, step)
         # With drafts every token is sampled, in a prompt none but the last.
         model.logits(hidden if max(queries) <= lattice.widths[-1] else hidden[: len(queries)])
@@ -86,7 +86,7 @@ def _lengths(most: int) -> Iterator[int]:
     yield most
 
 
-def _step(
+def step_of(
     queries: Sequence[int], context: int, blocks: int, device: torch.device, block_size: int
 ) -> tuple[torch.Tensor, StepContext]:
     """A step without a real token, whose KV goes to block 1: the next owner overwrites what it reads."""

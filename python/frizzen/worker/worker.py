@@ -99,6 +99,8 @@ class Worker:
         self._graphs: GraphRunner | None = None
         self._tails: Tails | None = None
         self._late_compiles = Counter() if late_compiles is None else late_compiles
+        self._compiled = 0
+        """How many of them there were after the last step."""
         self._device = device
         self._block_size = int(info["block_size"])
         self._batch = PersistentBatch(
@@ -218,9 +220,15 @@ class Worker:
     def _done(self, step: _Step) -> None:
         """The step is on its way; there may be time for a graph that it has missed."""
         self._submitted.append(step.index)
+        compiled, self._compiled = self._compiled, self._late_compiles.total()
+        irregular = self._compiled > compiled
         if self._graphs is not None and self._tails is not None:
-            self._graphs.after_step()
-            self._tails.after_step()
+            irregular |= self._graphs.after_step()
+            irregular |= self._tails.after_step()
+        if irregular:
+            # A step that is still running is collected later for it.
+            for index in self._submitted:
+                self._arenas[index].mark_irregular()
 
     def _replay_end(self, arena: Arena, header: Header) -> bool:
         """Ends a step by a graph, if it is one of greedy decodes that ask for nothing else."""

@@ -5,7 +5,7 @@ mod machines;
 
 use frizzen_core::SpeculationReason as Reason;
 use frizzen_sched::draft::Evidence;
-use frizzen_sched::speculation::acceptance::{Acceptance, Judged, OwnAcceptance};
+use frizzen_sched::speculation::acceptance::{Acceptance, Judged, OwnAcceptance, Warmth};
 use frizzen_sched::speculation::choose::Offer;
 use frizzen_sched::speculation::guard::{Fixed, Guard, MeasuredStep, Situation};
 use frizzen_sched::speculation::law::Experts;
@@ -14,8 +14,9 @@ use machines::{InWorker, Machine, Random};
 /// Drafts that are offered per row.
 const K: usize = 8;
 
-const MODEL: Judged<'static> = Judged { evidence: Evidence::Model, confidences: &[] };
-const MATCH: Judged<'static> = Judged { evidence: Evidence::Match(8), confidences: &[] };
+const MODEL: Judged<'static> = Judged { evidence: Evidence::Model, confidences: &[], warmth: Warmth::Greedy };
+const MATCH: Judged<'static> =
+    Judged { evidence: Evidence::Match(8), confidences: &[], warmth: Warmth::Greedy };
 
 /// The chance of a draft that gives this many tokens per verification of `K` drafts.
 fn chance_for(mean: f64) -> f64 {

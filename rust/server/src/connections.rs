@@ -74,6 +74,8 @@ pub async fn serve(
 ) {
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).max_buf_size(MAX_HEAD);
+    // An event is a few hundred bytes: copying it beside its frame costs less than a vectored write of three parts.
+    http.writev(false);
     http.header_read_timeout((!header_timeout.is_zero()).then_some(header_timeout));
     let graceful = GracefulShutdown::new();
     let mut connections = JoinSet::new();

@@ -46,8 +46,9 @@ pub async fn prepare(
 /// True if the body may name a field whose grammar has to be compiled. A field that is spelled with escapes is missed, and
 /// then prepared where it delays others.
 fn may_ask_for_grammar(body: &[u8]) -> bool {
-    let names = [&b"response_format"[..], b"structured_outputs", b"\"format\"", b"output_format", b"tools"];
-    names.iter().any(|name| body.windows(name.len()).any(|part| part == *name))
+    let names = ["response_format", "structured_outputs", "\"format\"", "output_format", "tools"];
+    // What is not UTF-8 is not JSON, and asks for nothing.
+    std::str::from_utf8(body).is_ok_and(|body| names.iter().any(|name| body.contains(name)))
 }
 
 /// Runs work of more than a few dozen microseconds where it delays no other request.

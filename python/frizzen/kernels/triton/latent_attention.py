@@ -2,7 +2,7 @@
 
 Absorbed, a query costs ``2 L + R`` products per key and head, but a key costs nothing to make and is read
 once for all heads; expanded, ``P + R + V`` products and a key that costs as much as some 170 queries. So rows
-are expanded from ``_EXPAND_FROM`` tokens on average, if the workspace holds the longest context for each.
+are expanded from ``_EXPAND_FROM`` tokens on average, as many at a time as the workspace holds.
 
 What a captured graph depends on is what ``paged_attention`` says; expanded steps are not captured.
 """
@@ -46,7 +46,7 @@ _EXACT_PAIRS = 16
 _EXPAND_FROM = 128
 """Fewest tokens of a row, on average, for which keys and values are made."""
 _EXPANDED_BYTES = 1 << 29
-"""Most bytes of them at a time."""
+"""Most bytes of them at a time. They are activations, for which a GPU keeps a reserve."""
 
 
 def _absorbed_tile(pairs: int, dtype: torch.dtype) -> Tile:
@@ -98,7 +98,7 @@ class _State:
     count: int
     """Tokens, the first of the step, whose queries are absorbed."""
     absorbed: tuple[_Launch, ...]
-    expanded: _Launch | None = None
+    expanded: tuple[_Launch, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +132,8 @@ class LatentAttention:
         tokens = step.num_tokens - single
         if single == rows:
             return _State(step, single, tuple(launches))
-        if self._expands(step, rows - single, tokens):
-            return _State(step, single, tuple(launches), self._expanded(step, tokens))
+        if expanded := self._expanded(step, tokens):
+            return _State(step, single, tuple(launches), expanded)
         launches.append(self._absorbed(step, single, rows, tokens, step.max_query))
         return _State(step, step.num_tokens, tuple(launches))
 
@@ -155,10 +155,6 @@ class LatentAttention:
         """Elements of an expanded position."""
         return self.shape.heads * (self.shape.nope_dim + self.shape.value_dim)
 
-    def _expands(self, step: StepContext, rows: int, tokens: int) -> bool:
-        size = rows * step.max_context * self._wide * self.shape.dtype.itemsize
-        return tokens >= _EXPAND_FROM * rows and size <= _EXPANDED_BYTES
-
     def _absorbed(self, step: StepContext, first: int, last: int, tokens: int, max_query: int) -> _Launch:
         group = self._group
         tile = _absorbed_tile(max_query * group, self.shape.dtype)
@@ -170,10 +166,19 @@ class LatentAttention:
         partials = self._partials(tiles * parts * splits * tile.m if splits > 1 else tile.m, step)
         return _Launch(first, last, tiles, splits, group, search, tile, partials)
 
-    def _expanded(self, step: StepContext, tokens: int) -> _Launch:
-        tile, first, last = _expanded_tile(self.shape.dtype), step.num_single, step.num_rows
-        tiles, unused = tokens // tile.m + last - first, self._partials(tile.m, step)
-        return _Launch(first, last, tiles, 1, 1, True, tile, unused, capacity=step.max_context)
+    def _expanded(self, step: StepContext, tokens: int) -> tuple[_Launch, ...]:
+        """Launches of as many rows as the workspace holds; none if there is little to gain or no room."""
+        first, last, tile = step.num_single, step.num_rows, _expanded_tile(self.shape.dtype)
+        at_once = _EXPANDED_BYTES // (step.max_context * self._wide * self.shape.dtype.itemsize)
+        if tokens < _EXPAND_FROM * (last - first) or at_once == 0:
+            return ()
+        unused = self._partials(tile.m, step)
+        return tuple(
+            # Nobody knows how many tokens are some rows': each launch has tiles for all of them.
+            _Launch(row, end, tokens // tile.m + end - row, 1, 1, True, tile, unused, step.max_context)
+            for row in range(first, last, at_once)
+            for end in (min(row + at_once, last),)
+        )
 
     def _partials(self, slots: int, step: StepContext) -> tuple[Tensor, Tensor, Tensor]:
         device, width = step.seq_lens.device, round_up_power(self.shape.latent_dim, 16)
@@ -191,14 +196,15 @@ class LatentAttention:
         return max(min(wanted, -(-max_context // _SPLIT_LEAST), _MAX_SPLITS), 1)
 
     def _attend(self, layer: _Layer, q: Tensor, state: _State) -> Tensor:
-        if state.expanded is None:
+        if not state.expanded:
             return self._attend_absorbed(layer, q, state)
         shape = self.shape
         out = torch.empty(len(q), shape.heads * shape.value_dim, dtype=q.dtype, device=q.device)
         if state.count:
             out[: state.count] = self._attend_absorbed(layer, q[: state.count], state)
-        held = self._expand(state.expanded, layer, state.step)
-        self._run(state.expanded, q, q.unsqueeze(1), layer.cache, held, out, state.step)
+        for launch in state.expanded:
+            held = self._expand(launch, layer, state.step)
+            self._run(launch, q, q.unsqueeze(1), layer.cache, held, out, state.step)
         return out
 
     def _attend_absorbed(self, layer: _Layer, q: Tensor, state: _State) -> Tensor:

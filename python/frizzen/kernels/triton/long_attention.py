@@ -2,8 +2,8 @@
 
 A program serves 128 tokens of one row and one query head. One warp brings keys and values from the paged
 cache to shared memory, 16 positions of one block by one copy; two groups of four warps take 64 tokens each.
-The product of queries and the next keys runs while a group computes the weights of the last ones, and the two
-groups drift apart, so that one computes exponentials while the other multiplies.
+The product of queries and the next keys is started before a group computes the weights of the last ones. The
+groups do not wait for each other, so one may compute exponentials while the other multiplies.
 
 What must hold: positions past a row's context count nothing, NaN included. Whole pieces past it are read from
 behind the cache's end, which is zeros; of the piece that holds the border the copying warp clears the rest of

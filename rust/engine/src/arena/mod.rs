@@ -190,6 +190,8 @@ pub mod header {
     pub const NUM_MASKS: usize = 11;
     /// The most drafts per row that the worker's drafter is to propose after it sampled; 0: it only keeps its context.
     pub const PROPOSE: usize = 12;
+    /// Written by the worker: not 0 if the step's time says nothing about the next one like it.
+    pub const IRREGULAR: usize = 13;
     /// Number of words.
     pub const LEN: usize = 16;
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use frizzen_core::{RequestId, Speculation, SpeculationReason as Reason, SpeculationUsage, TokenId};
 use rustc_hash::FxHashMap;
 
-use super::acceptance::{Acceptance, Judged};
+use super::acceptance::{Acceptance, Judged, Warmth};
 use super::choose::{Offer, longest};
 use super::cost::Costs;
 use super::followed::Followed;
@@ -104,8 +104,8 @@ impl Speculator {
                 let shared = admission.request.cache_salt.is_none();
                 self.drafter.start(row.request, &admission.request.prompt, shared);
                 let reason = if self.failure.is_some() { Reason::DrafterFailed } else { Reason::WarmUp };
-                let reports = params.speculation.is_some();
-                let followed = Followed::new(asked, reports, self.max_drafts, reason);
+                let mut followed = Followed::new(asked, Warmth::of(params), self.max_drafts, reason);
+                followed.reports = params.speculation.is_some();
                 self.followed.insert(row.request, followed);
             }
         }
@@ -157,10 +157,10 @@ impl Speculator {
         self.unlabelled = if labels > 0 { 0 } else { self.unlabelled.saturating_add(1) };
     }
 
-    /// Gives a step's time to the guard, if something decoded in it and no row failed.
+    /// Gives a step's time to the guard, if something decoded in it, no row failed, and it was like other steps.
     fn measure(&mut self, plan: &StepPlan, output: &StepOutput, seconds: f64) -> Option<Decoding> {
         let (rows, tokens) = decoded(plan, output);
-        if rows == 0 || !output.failed.is_empty() {
+        if rows == 0 || !output.failed.is_empty() || output.irregular {
             return None;
         }
         let is_fixed = |request| {
@@ -265,7 +265,7 @@ impl Speculator {
             fixed.proposed = fixed.proposed.max(most);
             return false;
         }
-        let judged = Judged { evidence: Evidence::Model, confidences: &[] };
+        let judged = Judged { evidence: Evidence::Model, confidences: &[], warmth: followed.warmth };
         self.acceptance.survival(&followed.own, judged, most, survival_at(&mut self.outlook, at));
         true
     }
@@ -391,7 +391,7 @@ impl Speculator {
             rows: self.rows,
             step_seconds: curve.map_or_else(Vec::new, seconds),
             first_draft_chance: [1, 2, 4, 8, 16]
-                .map(|n| (n, self.acceptance.chance(Evidence::Match(n), 0)))
+                .map(|n| (n, self.acceptance.chance(Evidence::Match(n), Warmth::Greedy, 0)))
                 .to_vec(),
             totals: self.totals.clone(),
             max_drafts: self.max_drafts,

@@ -46,8 +46,21 @@ pub struct Held {
 }
 
 impl Held {
-    /// Moves the oldest `count` tokens into `choice`.
-    fn release(&mut self, count: usize, choice: &mut ChoiceDelta) {
+    /// Takes what came, and moves the oldest `count` tokens into `choice`.
+    fn pass(
+        &mut self,
+        tokens: Vec<TokenId>,
+        logprobs: Vec<TokenLogprobs>,
+        count: usize,
+        choice: &mut ChoiceDelta,
+    ) {
+        if self.tokens.is_empty() && count == tokens.len() {
+            // Nothing is held back, before or after: the usual case.
+            (choice.tokens, choice.logprobs) = (tokens, logprobs);
+            return;
+        }
+        self.tokens.extend(tokens);
+        self.logprobs.extend(logprobs);
         choice.tokens.extend(self.tokens.drain(..count.min(self.tokens.len())));
         choice.logprobs.extend(self.logprobs.drain(..count.min(self.logprobs.len())));
     }
@@ -225,9 +238,7 @@ impl Sample {
             shown.append(self.text.finish());
         }
         self.waterfall.detokenize += begun.elapsed();
-        self.held.tokens.extend(tokens);
-        self.held.logprobs.extend(logprobs);
-        self.held.release(shown.tokens_released, &mut choice);
+        self.held.pass(tokens, logprobs, shown.tokens_released, &mut choice);
         choice.text = shown.text;
         if let Some(stop) = shown.stop {
             choice.silent_end = false;
