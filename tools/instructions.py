@@ -19,7 +19,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORD = ROOT / "benches" / "instructions.toml"
-PATHS = ("write_chat_chunk", "detokenise_and_match", "read_chat_body", "plan_and_commit_row")
+PATHS = (
+    "write_chat_chunk",
+    "detokenise_and_match",
+    "encode_sentence",
+    "read_chat_body",
+    "plan_and_commit_row",
+)
 FEW, MANY = 1024, 5120
 TOLERANCE = 0.1
 STALE = 0.3

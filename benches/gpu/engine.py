@@ -22,13 +22,14 @@ import torch
 
 from benches.gpu.serving import Steps, greedy, observed, prompt, write_config
 from benches.gpu.shape import QWEN3_30B_A3B
-from benches.gpu.step import GOALS_MS
+from benches.gpu.step import GOALS_MS, Case
 from benches.gpu.timing import write_results
 from frizzen import LLM
 from frizzen.worker.worker import Worker
 
 SHAPE = QWEN3_30B_A3B
 DECODES = ("1@128", "8@128", "32@128", "128@128", "256@128", "1@8192", "32@4096")
+PREFILLS = ("1x8192", "4x2048", "1x32768")
 GOALS_START_S = {"cold": 20.0, "warm": 8.0}
 GOAL_THROUGHPUT = 9000.0
 OPTIONS: dict[str, Any] = {"device": "cuda", "dtype": "bfloat16", "max_num_seqs": 256}
@@ -81,19 +82,23 @@ def measure_decode(llm: LLM, steps: Steps, rows: int, context: int, tokens: int)
     }
 
 
-def measure_prefill(llm: LLM, tokens: int) -> dict[str, object]:
-    """One prompt in one step, from the call to its first token."""
+def measure_prefill(llm: LLM, case: Case) -> dict[str, object]:
+    """From the call to the last first token of ``rows`` prompts; those longer than a step come in chunks."""
     times = []
     for number in range(4):
+        prompts = [
+            prompt(case.tokens, number * case.rows + row, SHAPE.vocabulary) for row in range(case.rows)
+        ]
         began = time.perf_counter()
-        llm.generate([prompt(tokens, number, SHAPE.vocabulary)], greedy(1))
+        llm.generate(prompts, greedy(1))
         times.append(time.perf_counter() - began)
     return {
         "what": "prefill",
-        "tokens": tokens,
+        "rows": case.rows,
+        "tokens": case.tokens,
         "ms": round(statistics.median(times[1:]) * 1e3, 1),
-        "limit_ms": round(SHAPE.prefill_seconds(tokens) * 1e3, 1),
-        "goal_ms": GOALS_MS[("prefill", 8192, 8192)] if tokens == 8192 else None,
+        "limit_ms": round(case.rows * SHAPE.prefill_seconds(case.tokens) * 1e3, 1),
+        "goal_ms": case.goal_ms,
     }
 
 
@@ -167,7 +172,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--decode", nargs="*", default=DECODES, metavar="ROWS@CONTEXT")
     parser.add_argument("--tokens", type=int, default=64, help="steps per decode measurement")
-    parser.add_argument("--prefill", type=int, nargs="*", default=[8192])
+    parser.add_argument("--prefill", nargs="*", default=PREFILLS, metavar="ROWSxTOKENS")
     parser.add_argument("--throughput", nargs="*", default=["256@512@256"], metavar="REQUESTS@IN@OUT")
     parser.add_argument("--no-start", action="store_true", help="leave the starts out")
     parser.add_argument("--start-one", type=Path, help=argparse.SUPPRESS)
@@ -195,8 +200,8 @@ def main() -> None:
             for case in arguments.decode:
                 batch, context = map(int, case.split("@"))
                 show(measure_decode(llm, steps, batch, context, arguments.tokens))
-            for tokens in arguments.prefill:
-                show(measure_prefill(llm, tokens))
+            for case in arguments.prefill:
+                show(measure_prefill(llm, Case.prefill(case)))
             for case in arguments.throughput:
                 show(measure_throughput(llm, *map(int, case.split("@"))))
             show(describe(worker, arguments.layers or SHAPE.layers))

@@ -18,6 +18,7 @@ from torch import Tensor
 from benches.gpu.shape import FP8_MATRIX_RATE, MATRIX_RATE, READ_RATE
 from benches.gpu.shape import QWEN3_30B_A3B as SHAPE
 from benches.gpu.step import BLOCK_SIZE, decode_context, prefill_context, random_fp8
+from benches.gpu.step import Case as Part
 from benches.gpu.timing import DEVICE, graph_seconds, write_results
 from frizzen.kernels.facts import ShapeValue, detect_machine
 from frizzen.kernels.fp8_ops import LINEAR_FP8, MOE_EXPERTS_FP8
@@ -132,7 +133,7 @@ def _attention(step: StepContext, rows: int, context: int) -> Case:
     facts["kv_dtype"] = "auto"
     width = SHAPE.heads * SHAPE.head_dim
     nbytes = 2 * 2 * SHAPE.kv_heads * SHAPE.head_dim * rows * context + 2 * 2 * tokens * width
-    keys = context if tokens == rows else context / 2
+    keys = context if step.max_query == 1 else context - step.max_query / 2
     return Case(ATTENTION_PAGED, "attention", tokens, facts, call, nbytes, 4 * tokens * keys * width, context)
 
 
@@ -196,8 +197,8 @@ def fp8_cases(sizes: list[int]) -> Iterator[Case]:
         yield _experts(tokens, fp8=True)
 
 
-def cases(rows: list[int], context: int, prefill: list[int]) -> Iterator[Case]:
-    """Decodes of ``rows`` at ``context`` and at long contexts, and prefills."""
+def cases(rows: list[int], context: int, prefill: list[int], parts: list[Part]) -> Iterator[Case]:
+    """Decodes of ``rows`` at ``context`` and at long contexts, prefills, and the attention of ``parts``."""
     for tokens in rows + prefill:
         yield _norm(tokens)
         yield _linear(LINEAR, "qkv", tokens, SHAPE.hidden, SHAPE.qkv_features)
@@ -213,6 +214,8 @@ def cases(rows: list[int], context: int, prefill: list[int]) -> Iterator[Case]:
             yield _linear(LM_HEAD, "lm_head", tokens, SHAPE.hidden, SHAPE.vocabulary)
     yield _attention(decode_context(1, 8192), 1, 8192)
     yield _attention(decode_context(32, 4096), 32, 4096)
+    for part in parts:
+        yield _attention(prefill_context(part.tokens, part.rows, part.context), part.rows, part.context)
 
 
 def measure(case: Case, builder: PlanBuilder) -> dict[str, object]:
@@ -240,6 +243,13 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=129)
     parser.add_argument("--prefill", type=int, nargs="*", default=[8192])
     parser.add_argument(
+        "--attention",
+        nargs="*",
+        default=["4x2048", "1x8192@32768", "1x2048@8192"],
+        metavar="ROWSxTOKENS[@CONTEXT]",
+        help="attention alone: of several prompts, or of the last part of longer ones",
+    )
+    parser.add_argument(
         "--kernel", action="append", default=[], metavar="OP=NAME", help="use this candidate alone"
     )
     parser.add_argument("--weights", choices=("bfloat16", "fp8"), default="bfloat16")
@@ -249,7 +259,8 @@ def main() -> None:
     builder = PlanBuilder(default_registry().restricted(kernels), detect_machine(DEVICE))
     results = []
     with torch.inference_mode():
-        chosen = cases(arguments.rows, arguments.context, arguments.prefill)
+        parts = [Part.prefill(text) for text in arguments.attention]
+        chosen = cases(arguments.rows, arguments.context, arguments.prefill, parts)
         if arguments.weights == "fp8":
             chosen = fp8_cases(arguments.rows + arguments.prefill)
         for case in chosen:

@@ -58,9 +58,9 @@ def greedy(tokens: int) -> SamplingParams:
 
 @dataclass(slots=True)
 class Steps:
-    """When each step's results were there, and how many rows and tokens it had."""
+    """When each step's results were there, how many rows and tokens it had, and, if counted, sampled."""
 
-    ends: list[tuple[float, int, int]] = field(default_factory=list)
+    ends: list[tuple[float, int, int, int]] = field(default_factory=list)
 
     def clear(self) -> None:
         """Forgets the steps so far."""
@@ -71,14 +71,16 @@ class Steps:
         gaps = [
             after[0] - before[0]
             for before, after in zip(self.ends, self.ends[1:], strict=False)
-            if before[1:] == after[1:] == (rows, rows)
+            if before[1:3] == after[1:3] == (rows, rows)
         ]
         return round(1e3 * statistics.median(gaps), 3) if gaps else None
 
 
 @contextlib.contextmanager
-def observed(model: Path, **options: Any) -> Iterator[tuple[LLM, Worker, Steps]]:
-    """An ``LLM`` of dummy weights, its worker, and its steps."""
+def observed(
+    model: Path | str, *, counting: bool = False, **options: Any
+) -> Iterator[tuple[LLM, Worker, Steps]]:
+    """An ``LLM``, by default of dummy weights, its worker and its steps; ``counting`` their tokens."""
     workers: list[Worker] = []
     steps = Steps()
     original = launch.build
@@ -89,8 +91,10 @@ def observed(model: Path, **options: Any) -> Iterator[tuple[LLM, Worker, Steps]]
 
         def timed(index: int) -> None:
             collect(index)
-            header = worker._arenas[index].header()
-            steps.ends.append((time.perf_counter(), header.num_rows, header.num_tokens))
+            arena = worker._arenas[index]
+            header, now = arena.header(), time.perf_counter()
+            sampled = sum(arena.host.num_sampled[: header.num_rows].tolist()) if counting else 0
+            steps.ends.append((now, header.num_rows, header.num_tokens, sampled))
 
         worker.collect = timed  # type: ignore[method-assign]
         workers.append(worker)
@@ -98,7 +102,8 @@ def observed(model: Path, **options: Any) -> Iterator[tuple[LLM, Worker, Steps]]
 
     launch.build = build
     try:
-        with LLM(str(model), load_format="dummy", enable_prefix_caching=False, **options) as llm:
+        usual = {"load_format": "dummy", "enable_prefix_caching": False}
+        with LLM(str(model), **(usual | options)) as llm:
             yield llm, workers[0], steps
     finally:
         launch.build = original

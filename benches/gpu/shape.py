@@ -58,10 +58,14 @@ class MoeShape:
         layer = weights + 2 * self.experts * self.hidden + key_bytes
         return (self.layers * layer + 2 * self.vocabulary * self.hidden) / READ_RATE
 
-    def prefill_seconds(self, tokens: int, width: int = 2) -> float:
-        """Least time of the prefill of one prompt: its multiplications and additions."""
+    def prefill_seconds(self, tokens: int, width: int = 2, context: int | None = None) -> float:
+        """Least time of the last ``tokens`` of a prompt of ``context`` tokens, by default of all of it.
+
+        Its multiplications and additions count.
+        """
         weights = self.attention_weights + self.top_k * self.expert_weights
-        attention = tokens * self.heads * self.head_dim  # two products, half of the keys masked
+        keys = (context or tokens) - tokens / 2  # the later half of a part sees more than the first
+        attention = 2 * keys * self.heads * self.head_dim
         rest = (self.experts * self.hidden + attention) / MATRIX_RATE
         products = weights / (MATRIX_RATE if width == 2 else FP8_MATRIX_RATE)
         return self.layers * tokens * 2 * (rest + products)

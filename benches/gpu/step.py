@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,6 +37,7 @@ from frizzen.step import StepContext
 __all__ = ["Model", "decode_context", "prefill_context", "random_fp8"]
 
 BLOCK_SIZE = 16
+PREFILLS = ("1x8192", "4x2048", "1x8192@32768")
 DECODES = ("1@129", "8@129", "32@129", "128@129", "256@129", "1@8192", "32@4096")
 GOALS_MS = {
     ("decode", 1, 129): 2.1,
@@ -59,8 +60,7 @@ NormedRoute = Callable[[Tensor, Tensor, None], tuple[Tensor, Tensor, Tensor]]
 @dataclass(frozen=True, slots=True)
 class _Layer:
     qkv: NormedMap
-    rope: Callable[[Tensor, Tensor, Tensor, Tensor], None]
-    attend: Callable[[Tensor, Any], Tensor]
+    attend: Callable[[Tensor, Tensor, Tensor, Tensor, Any], Tensor]
     out: Map
     route: NormedRoute
     experts: Experts
@@ -112,8 +112,8 @@ class Model:
         x, residual = torch.nn.functional.embedding(ids, self._embedding), None
         for layer in self.layers:
             qkv, residual = layer.qkv(x, residual)
-            layer.rope(qkv, cos, sin, step.slots)
-            normed, weights, chosen = layer.route(layer.out(layer.attend(qkv, state)), residual, None)
+            attended = layer.attend(qkv, cos, sin, step.slots, state)
+            normed, weights, chosen = layer.route(layer.out(attended), residual, None)
             x = layer.experts(normed, weights, chosen)
         hidden = self._norm(x, residual)
         if len(last) < len(ids):
@@ -139,8 +139,7 @@ class Model:
         cache.data.copy_(torch.randn(cache.data.shape, dtype=torch.bfloat16, device=DEVICE))
         return _Layer(
             self._make_qkv(index),
-            self._make_rope(index, cache, heads),
-            self.attention.prepare(cache),
+            self._make_attend(index, cache, heads),
             self._make_linear("attention_out", index, shape.heads * shape.head_dim, shape.hidden),
             self._make_route(index),
             self._make_experts(index),
@@ -199,9 +198,10 @@ class Model:
         )
         return kernel.prepare(_random(size_out, size_in), None)
 
-    def _make_rope(
+    def _make_attend(
         self, layer: int, cache: KVCache, heads: dict[str, int]
-    ) -> Callable[[Tensor, Tensor, Tensor, Tensor], None]:
+    ) -> Callable[[Tensor, Tensor, Tensor, Tensor, Any], Tensor]:
+        """Rotation and attention: ``(qkv, cos, sin, slots, state)`` to what attention returns."""
         kernel = self._builder.resolve(
             ROPE,
             torch.bfloat16,
@@ -212,8 +212,21 @@ class Model:
             layout=self.attention.layout,
             **heads,
         )
-        norms = [_gain(self.shape.head_dim) for _ in range(2)]
-        return kernel.prepare(cache, norms[0], norms[1], 1e-6)
+        norms = _gain(self.shape.head_dim), _gain(self.shape.head_dim), 1e-6
+        attention: Any = self.attention
+        if self._fused and isinstance(kernel, getattr(attention, "turns", ())):
+            fused: Callable[[Tensor, Tensor, Tensor, Tensor, Any], Tensor] = attention.prepare_turned(
+                kernel, cache, norms
+            )
+            return fused
+        turn, attend = kernel.prepare(cache, *norms), attention.prepare(cache)
+
+        def turn_and_attend(qkv: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, state: Any) -> Tensor:
+            turn(qkv, cos, sin, slots)
+            attended: Tensor = attend(qkv, state)
+            return attended
+
+        return turn_and_attend
 
     def _make_route(self, layer: int) -> NormedRoute:
         shape = self.shape
@@ -302,22 +315,24 @@ def decode_context(rows: int, context: int, bound: int | None = None) -> StepCon
     )
 
 
-def prefill_context(tokens: int) -> StepContext:
-    """One prompt in one chunk."""
-    blocks = -(-tokens // BLOCK_SIZE)
-    table = (torch.randperm(blocks, device=DEVICE) + 1).int().view(1, blocks)
-    positions = torch.arange(tokens, device=DEVICE)
+def prefill_context(tokens: int, rows: int = 1, context: int | None = None) -> StepContext:
+    """The last ``tokens`` of each of ``rows`` prompts of ``context`` tokens; by default all of them."""
+    context = context or tokens
+    blocks = -(-context // BLOCK_SIZE)
+    table = (torch.randperm(rows * blocks, device=DEVICE) + 1).int().view(rows, blocks)
+    positions = torch.arange(context - tokens, context, device=DEVICE)
+    slots = table.long()[:, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
     return StepContext(
-        positions=positions,
-        slots=table[0].long()[positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE,
-        query_start=torch.tensor([0, tokens], dtype=torch.int32, device=DEVICE),
-        seq_lens=torch.tensor([tokens], dtype=torch.int32, device=DEVICE),
+        positions=positions.repeat(rows),
+        slots=slots.flatten(),
+        query_start=torch.arange(rows + 1, dtype=torch.int32, device=DEVICE) * tokens,
+        seq_lens=torch.full((rows,), context, dtype=torch.int32, device=DEVICE),
         block_table=table,
-        num_rows=1,
+        num_rows=rows,
         num_single=0,
-        num_tokens=tokens,
+        num_tokens=rows * tokens,
         max_query=tokens,
-        max_context=tokens,
+        max_context=context,
     )
 
 
@@ -351,40 +366,68 @@ def profile(work: Callable[[], Tensor], steps: int = 5) -> list[tuple[str, float
     return sorted(rows, key=lambda row: -row[1])
 
 
-def measure(
-    model: Model, phase: str, size: int, context: int, bound: int | None, *, profiled: bool
-) -> dict[str, object]:
+class Case(NamedTuple):
+    """A step of ``rows`` rows of ``tokens`` tokens each, the last of contexts of ``context`` tokens."""
+
+    rows: int
+    tokens: int
+    context: int
+
+    @classmethod
+    def decode(cls, text: str) -> Case:
+        """``ROWS@CONTEXT``."""
+        rows, context = text.split("@")
+        return cls(int(rows), 1, int(context))
+
+    @classmethod
+    def prefill(cls, text: str) -> Case:
+        """``ROWSxTOKENS``, or ``ROWSxTOKENS@CONTEXT`` for the last part of longer prompts."""
+        size, _, context = text.partition("@")
+        rows, tokens = size.split("x")
+        return cls(int(rows), int(tokens), int(context or tokens))
+
+    @property
+    def phase(self) -> str:
+        """``decode`` or ``prefill``."""
+        return "decode" if self.tokens == 1 else "prefill"
+
+    @property
+    def goal_ms(self) -> float | None:
+        """What the project wants to reach, if anything."""
+        if self.phase == "decode":
+            return GOALS_MS.get(("decode", self.rows, self.context))
+        return GOALS_MS.get(("prefill", self.tokens, self.context)) if self.rows == 1 else None
+
+
+def measure(model: Model, case: Case, bound: int | None, *, profiled: bool) -> dict[str, object]:
     """One row of the table."""
     shape = model.shape
     scale = len(model.layers) / shape.layers
-    step = decode_context(size, context, bound) if phase == "decode" else prefill_context(size)
-    work = step_work(model, step)
     width = 1 if model.fp8 else 2
-    if phase == "decode":
-        limit = shape.decode_seconds(size, context, width, 2 if model.kv_dtype == "auto" else 1)
+    if case.phase == "decode":
+        step = decode_context(case.rows, case.context, bound)
+        limit = shape.decode_seconds(case.rows, case.context, width, 2 if model.kv_dtype == "auto" else 1)
     else:
-        limit = shape.prefill_seconds(size, width)
-    seconds = graph_seconds([work], replays=20 if phase == "decode" else 5)
+        step = prefill_context(case.tokens, case.rows, case.context)
+        limit = case.rows * shape.prefill_seconds(case.tokens, width, case.context)
+    work = step_work(model, step)
+    seconds = graph_seconds([work], replays=20 if case.phase == "decode" else 5)
     if profiled:
         for name, microseconds, launches in profile(work):
             print(f"    {microseconds:10.1f} us {launches:6.0f} x  {name[:90]}")
     return {
-        "phase": phase,
-        "rows" if phase == "decode" else "tokens": size,
-        "context": context,
+        "phase": case.phase,
+        "rows": case.rows,
+        "tokens": case.tokens,
+        "context": case.context,
         "weights": "fp8" if model.fp8 else "bfloat16",
         "kv": model.kv_dtype,
         "layers": len(model.layers),
         "ms": round(seconds * 1e3, 3),
         "limit_ms": round(limit * 1e3 * scale, 3),
         "of_limit": round(limit * scale / seconds, 3),
-        "goal_ms": GOALS_MS.get((phase, size, context)) if scale == 1 and not model.fp8 else None,
+        "goal_ms": case.goal_ms if scale == 1 and not model.fp8 else None,
     }
-
-
-def _case(text: str) -> tuple[str, int, int]:
-    rows, context = text.split("@")
-    return "decode", int(rows), int(context)
 
 
 def main() -> None:
@@ -392,9 +435,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--decode", nargs="*", default=DECODES, metavar="ROWS@CONTEXT")
     parser.add_argument("--bound", type=int, help="longest context that graphs serve; default: the context")
-    parser.add_argument("--prefill", type=int, nargs="*", default=[8192])
+    parser.add_argument("--prefill", nargs="*", default=PREFILLS, metavar="ROWSxTOKENS[@CONTEXT]")
     parser.add_argument("--layers", type=int, help="fewer layers than the model has; limits are scaled")
-    parser.add_argument("--separate", action="store_true", help="norms as launches of their own")
+    parser.add_argument("--separate", action="store_true", help="norms and rotation as launches of their own")
     parser.add_argument(
         "--kernel", action="append", default=[], metavar="OP=NAME", help="use this candidate alone"
     )
@@ -403,13 +446,10 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true", help="also print the time of every kernel")
     parser.add_argument("--out", type=Path, default=Path("benches/results/gpu/step.json"))
     arguments = parser.parse_args()
-    cases = [_case(case) for case in arguments.decode]
-    cases += [("prefill", tokens, tokens) for tokens in arguments.prefill]
+    cases = [Case.decode(text) for text in arguments.decode]
+    cases += [Case.prefill(text) for text in arguments.prefill]
     bound = arguments.bound or 0
-    blocks = 0
-    for phase, size, context in cases:
-        per_row = -(-max(context, bound) // BLOCK_SIZE)
-        blocks = max(blocks, per_row * size if phase == "decode" else per_row)
+    blocks = max(case.rows * -(-max(case.context, bound) // BLOCK_SIZE) for case in cases)
     kernels = dict(entry.split("=", 1) for entry in arguments.kernel)
     with torch.inference_mode():
         model = Model(
@@ -424,8 +464,8 @@ def main() -> None:
         )
         print(model.plan.table(), flush=True)
         results = []
-        for phase, size, context in cases:
-            results.append(measure(model, phase, size, context, arguments.bound, profiled=arguments.profile))
+        for case in cases:
+            results.append(measure(model, case, arguments.bound, profiled=arguments.profile))
             print("  ".join(f"{key}={value}" for key, value in results[-1].items()), flush=True)
     write_results(arguments.out, "benches.gpu.step", results)
 

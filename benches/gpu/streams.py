@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benches.gpu.latent import V2_LITE
 from benches.gpu.serving import greedy, observed, prompt, write_config
 from benches.gpu.shape import QWEN3_30B_A3B
 from benches.gpu.timing import write_results
@@ -25,23 +26,25 @@ WAYS: Mapping[str, dict[str, Any]] = {
 }
 """Options of each way; the first is what the others are compared with."""
 
+_VOCABULARY = 32_000
+
 
 def main() -> None:
     """Prints and writes down how many streams are equal; fails if float32 ones are not."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", choices=("qwen3-30b-a3b", "deepseek-v2-lite"), default="qwen3-30b-a3b")
     parser.add_argument("--prompts", type=int, default=24)
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--dtypes", nargs="*", default=["float32", "bfloat16"])
     parser.add_argument("--out", type=Path, default=Path("benches/results/gpu/streams.json"))
     arguments = parser.parse_args()
-    shape = replace(QWEN3_30B_A3B, vocabulary=32_000)
-    prompts = [prompt(1 + 13 * number, number, shape.vocabulary) for number in range(arguments.prompts)]
+    prompts = [prompt(1 + 13 * number, number, _VOCABULARY) for number in range(arguments.prompts)]
     rows: list[dict[str, object]] = []
     for dtype in arguments.dtypes:
         wanted: list[list[int]] = []
         with tempfile.TemporaryDirectory() as folder:
-            model = write_config(shape, Path(folder), arguments.layers, eos_token_id=0)
+            model = _write(arguments.model, Path(folder), arguments.layers)
             for way, options in WAYS.items():
                 limits = {"max_num_seqs": 32, "max_model_len": 2048, "kv_cache_memory": 2**30}
                 with observed(model, device="cuda", dtype=dtype, **(limits | options)) as (llm, worker, _):
@@ -52,6 +55,7 @@ def main() -> None:
                 same = [_same(stream, other) for stream, other in zip(streams, wanted, strict=True)]
                 rows.append(
                     {
+                        "model": arguments.model,
                         "dtype": dtype,
                         "way": way,
                         "streams": len(streams),
@@ -66,6 +70,12 @@ def main() -> None:
     write_results(arguments.out, "benches.gpu.streams", rows)
     if any(row["dtype"] == "float32" and row["equal"] != row["streams"] for row in rows):
         raise SystemExit("streams in float32 differ")
+
+
+def _write(name: str, folder: Path, layers: int) -> Path:
+    if name == V2_LITE.name:
+        return replace(V2_LITE, vocabulary=_VOCABULARY, layers=layers).write(folder)
+    return write_config(replace(QWEN3_30B_A3B, vocabulary=_VOCABULARY), folder, layers, eos_token_id=0)
 
 
 def _same(stream: list[int], other: list[int]) -> int:

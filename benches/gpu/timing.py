@@ -56,14 +56,11 @@ def graph_seconds(work: Sequence[Work], replays: int = 15) -> float:
 
 def write_results(path: Path, module: str, rows: Sequence[dict[str, object]]) -> None:
     """Writes ``rows`` with the machine and the command: ``module`` with this process's arguments."""
-    import triton
+    machine = {"torch": torch.__version__, "python": platform.python_version()}
+    if torch.cuda.is_available():
+        import triton
 
-    machine = {
-        "gpu": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "python": platform.python_version(),
-    }
+        machine |= {"gpu": torch.cuda.get_device_name(), "triton": triton.__version__}
     command = " ".join(["python", "-m", module, *sys.argv[1:]])
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(

@@ -77,6 +77,7 @@ def _linear(name: str, size_out: int, size_in: int, tokens: int) -> Iterator[Tri
         tiles = [
             Tile(64, 128, 4, *cut) for cut in product((3, 4, 6), (1, 2, 4, 8)) if cut[1] * 512 <= size_in
         ]
+        tiles.append(Tile(64, 256, 4, 1, -(-size_in // 256)))
     yield from (trial(tile) for tile in [None, *tiles])
 
 

@@ -27,6 +27,9 @@ _CONFIGURED = (
     "max_num_batched_tokens",
     "kv_cache_memory",
     "block_size",
+    "kv_cache_dtype",
+    "num_speculative_tokens",
+    "draft_sample_method",
     "num_threads",
     "strict",
     "self_test",
@@ -70,6 +73,10 @@ def _parser() -> argparse.ArgumentParser:
     engine.add_argument("--max-num-batched-tokens", type=int, metavar="TOKENS", help="tokens of one step")
     engine.add_argument("--kv-cache-memory", metavar="BYTES", help="for the KV cache, such as 4G")
     engine.add_argument("--block-size", type=int, metavar="TOKENS", help="tokens per KV block")
+    engine.add_argument("--kv-cache-dtype", help="auto or fp8_e4m3")
+    engine.add_argument("--drafter", metavar="NAME[=PATH]", help="a drafter, and where its weights are")
+    engine.add_argument("--num-speculative-tokens", type=int, metavar="K", help="most drafts per row")
+    engine.add_argument("--draft-sample-method", help="greedy or probabilistic")
     engine.add_argument("--num-threads", type=int, metavar="N", help="threads on a CPU")
     engine.add_argument("--strict", action="store_true", help="fail if a faster kernel could be had")
     engine.add_argument("--self-test", action="store_true", help="compare every kernel with the reference")
@@ -80,6 +87,8 @@ def _given(options: argparse.Namespace) -> dict[str, Any]:
     values = {name: getattr(options, name) for name in _CONFIGURED}
     if values["kv_cache_memory"] is not None:
         values["kv_cache_memory"] = parse_bytes(values["kv_cache_memory"])
+    name, _, path = (options.drafter or "").partition("=")
+    values |= {"drafter": name or None, "drafter_model": path or None}
     given = {name: value for name, value in values.items() if value not in (None, False)}
     return {"model": options.model, **given}
 

@@ -12,6 +12,7 @@ __all__ = ["report"]
 ABOUT = {
     "weights": "parameters, as the kernels keep them",
     "kv_cache": "keys and values of running requests and of reusable prefixes",
+    "drafts": "distributions that drafts were drawn from",
     "reserve": "left free for activations, sampling and CUDA graphs",
 }
 

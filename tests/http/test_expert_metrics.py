@@ -52,6 +52,7 @@ def test_tokens_by_expert_and_balance_are_exported(url: str) -> None:
     with urllib.request.urlopen(request, timeout=30) as answer:
         usage = json.load(answer)["usage"]
     text = get(f"{url}/metrics")
+    assert re.search(r'^frizzen:kernel_info\{op="moe\.experts",.*impl="\w+"\} 1$', text, re.M)
     tokens, balance = series(text, "expert_tokens_total"), series(text, "expert_balance")
     layers = sorted({layer for layer, _ in tokens})
     assert layers == sorted(layer for layer, _ in balance)

@@ -28,6 +28,25 @@ GOOD = {
 VECTORS = {"/v1/embeddings", "/pooling", "/score", "/rerank", "/v2/embed"}
 
 
+OTHERS = {
+    "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "q"}]},
+    "/tokenize": {"prompt": "x", "return_token_strs": True},
+    "/detokenize": {"tokens": [1, 2]},
+    "/v1/parse": {"text": "x"},
+    "/invocations": {"prompt": "x", "max_tokens": 2},
+    "/abort_requests": {"request_ids": ["x"]},
+}
+"""Bodies of routes that have no table of fields."""
+
+POOLING = {
+    "/v1/embeddings": {"input": ["a", "b"]},
+    "/pooling": {"input": [1, 2], "encoding_format": "base64"},
+    "/classify": {"input": "a"},
+    "/score": {"queries": "a", "documents": ["b", {"text": "c"}]},
+    "/rerank": {"query": "a", "documents": ["b"], "top_n": 1},
+}
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[MockServer]:
     with MockServer() as running:
@@ -55,21 +74,44 @@ def test_it_is_valid(document: dict[str, Any]) -> None:
     OpenAPIV31SpecValidator(document).validate()
 
 
-def test_what_it_takes_is_taken_and_answered_as_it_says(
-    server: MockServer, embeds: MockServer, document: dict[str, Any]
-) -> None:
-    for path, body in GOOD.items():
-        jsonschema.validate(body, schema_of(document, path))
-        status, text = (embeds if path in VECTORS else server).call(path, json.dumps(body).encode())
-        assert status == 200, text
-        answer = document["paths"][path]["post"]["responses"]["200"]["content"]["application/json"]["schema"]
-        jsonschema.validate(json.loads(text), {**answer, "components": document["components"]})
-
-
 def test_the_bounds_are_those_of_the_model(document: dict[str, Any]) -> None:
     schemas = document["components"]["schemas"]
     assert schemas["TokenId"]["maximum"] == 258
     assert schemas["Alternatives"]["maximum"] == 20
+
+
+def answer_of(document: dict[str, Any], path: str, verb: str) -> dict[str, Any]:
+    schema = document["paths"][path][verb]["responses"]["200"]["content"]["application/json"]["schema"]
+    return {**schema, "components": document["components"]}
+
+
+@pytest.mark.parametrize("path", [*GOOD, *OTHERS])
+def test_what_it_takes_is_taken_and_answered_as_it_says(
+    server: MockServer, document: dict[str, Any], path: str
+) -> None:
+    body = {**GOOD, **OTHERS}[path]
+    jsonschema.validate(body, schema_of(document, path))
+    status, text = server.call(path, json.dumps(body).encode())
+    assert status == 200, text
+    jsonschema.validate(json.loads(text), answer_of(document, path, "post"))
+
+
+@pytest.mark.parametrize("path", POOLING)
+def test_answers_of_a_pooling_model_are_as_it_says(path: str) -> None:
+    flags = ("--classes", "3") if path == "/classify" else ("--embed-size", "4")
+    with MockServer(*flags) as server:
+        document = json.loads(server.text("/openapi.json"))
+        jsonschema.validate(POOLING[path], schema_of(document, path))
+        status, text = server.call(path, json.dumps(POOLING[path]).encode())
+        assert status == 200, text
+        jsonschema.validate(json.loads(text), answer_of(document, path, "post"))
+
+
+@pytest.mark.parametrize("path", ["/health", "/v1/models", "/version", "/load", "/is_paused", "/is_sleeping"])
+def test_what_is_asked_without_a_body_is_answered_as_it_says(
+    server: MockServer, document: dict[str, Any], path: str
+) -> None:
+    jsonschema.validate(json.loads(server.text(path)), answer_of(document, path, "get"))
 
 
 @pytest.mark.parametrize("path", GOOD)
@@ -88,6 +130,7 @@ def test_what_it_refuses_is_refused(
                 jsonschema.validate(body, schema)
             except jsonschema.ValidationError:
                 status, text = server.call(path, json.dumps(body).encode())
+                # 501: a feature that is not there.
                 assert status in {400, 404, 501}, (field, value, text)
                 error = json.loads(text)["error"]
                 assert error["message"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,7 +14,17 @@ import pytest
 import torch
 
 from tests.kernels import triton_cases
-from tests.kernels.triton_cases import CASES, attend, attention_facts, attention_problem, kernel, reference
+from tests.kernels.triton_cases import (
+    CASES,
+    attend,
+    attend_latents,
+    attention_facts,
+    attention_problem,
+    kernel,
+    latent_facts,
+    latent_problem,
+    reference,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -32,6 +43,42 @@ def test_kernels_are_right_in_the_interpreter() -> None:
         timeout=600,
     )
     assert run.returncode == 0, run.stdout[-4000:]
+
+
+ENGINE = """
+import sys
+from pathlib import Path
+from benches.gpu.serving import greedy, write_config
+from benches.gpu.shape import MoeShape
+from frizzen import LLM
+
+model = write_config(MoeShape("small", 64, 4, 2, 32, 16, 4, 32, 2, 160), Path(sys.argv[1]), eos_token_id=1)
+options = {"load_format": "dummy", "device": "cpu", "dtype": "float32", "max_model_len": 64}
+with LLM(str(model), max_num_seqs=2, **options) as llm:
+    prompts = [[3, 4, 5, 6, 7], [9]]
+    for batch in (prompts[:1], prompts):
+        print([list(output.outputs[0].token_ids) for output in llm.generate(batch, greedy(3))])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+def test_an_engine_of_interpreted_kernels_gives_the_same_tokens(tmp_path: Path) -> None:
+    def tokens(interpreted: str) -> list[str]:
+        run = subprocess.run(
+            [sys.executable, "-c", ENGINE, str(tmp_path)],
+            cwd=ROOT,
+            env={**os.environ, "TRITON_INTERPRET": interpreted, "OMP_NUM_THREADS": "2"},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
+        )
+        assert run.returncode == 0, run.stderr[-4000:]
+        assert bool(re.search(r"attention +0-1 +triton", run.stderr)) == (interpreted == "1"), run.stderr
+        return run.stdout.splitlines()
+
+    assert tokens("1") == tokens("0")
 
 
 @pytest.mark.gpu
@@ -66,6 +113,20 @@ def test_a_captured_attention_is_right_for_any_lengths_within_its_bound() -> Non
         graph.replay()
         want = attend(reference, of, (step, cache, qkv))
         torch.testing.assert_close(out, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.gpu
+@torch.inference_mode()
+def test_a_captured_latent_attention_is_right_for_any_lengths_within_its_bound() -> None:
+    problem = latent_problem([(900, 1), (900, 1), (900, 4), (900, 4)])
+    step, cache, expansion, q = problem
+    attention = kernel("attention.mla", latent_facts())
+    attend_captured = attention.prepare(cache, expansion)
+    graph, out = captured(lambda: attend_captured(q, attention.begin(step)))
+    for lengths in ((900, 1, 900, 4), (17, 530, 4, 899), (1, 1, 5, 6)):
+        step.seq_lens.copy_(torch.tensor(lengths, dtype=torch.int32))
+        graph.replay()
+        torch.testing.assert_close(out, attend_latents(reference, problem), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.gpu

@@ -13,9 +13,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from frizzen.kernels.draft_ops import ATTENTION_DRAFT
+from frizzen.kernels.draft_ops import ATTENTION_DRAFT, ATTENTION_DRAFT_MLA
 from frizzen.kernels.facts import Facts, ShapeValue, detect_machine
 from frizzen.kernels.fp8_ops import LINEAR_FP8, MOE_EXPERTS_FP8
+from frizzen.kernels.mla_ops import ATTENTION_MLA, ROPE_MLA
+from frizzen.kernels.mla_reference import CANDIDATES as MLA_REFERENCE
 from frizzen.kernels.moe_ops import MOE_EXPERTS, MOE_ROUTE
 from frizzen.kernels.moe_reference import CANDIDATES as MOE_REFERENCE
 from frizzen.kernels.ops import (
@@ -24,14 +26,26 @@ from frizzen.kernels.ops import (
     LINEAR_SILU_MUL,
     LM_HEAD,
     LM_HEAD_TIED,
+    NORM_LAYER,
     NORM_RMS,
     ROPE,
 )
 from frizzen.kernels.plan import default_registry
 from frizzen.kernels.problems import SHAPES, disagreement, paged_step
 from frizzen.kernels.reference import CANDIDATES as REFERENCE
+from frizzen.speculate.drafter import Asking, DraftBlocks, Seen, lay_out
+from frizzen.speculate.fused import _Carry
 from frizzen.step import StepContext
+from frizzen.worker.arena import Arena, Header
+from frizzen.worker.buffers import StepBuffers, fill
+from frizzen.worker.lattice import Shape
+from frizzen.worker.rows import PersistentBatch
+from frizzen.worker.tail import Greedy, end_rows
 from tests.kernels import fake_deep_gemm
+from tests.worker.arena_layout import layout
+
+drafts = pytest.importorskip("frizzen.kernels.triton.drafts")
+steps = pytest.importorskip("frizzen.kernels.triton.steps")
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -46,6 +60,10 @@ INTERPRETED_SHAPES = {
     LM_HEAD_TIED: (1,),
     ATTENTION_PAGED: (3, 5, 7),
     ATTENTION_DRAFT: (1, 6, 10, 15),
+    ROPE_MLA: (0, 1),
+    ATTENTION_MLA: (1,),
+    ATTENTION_DRAFT_MLA: (1, 2),
+    NORM_LAYER: (1,),
     MOE_ROUTE: (1, 3, 4, 6, 7),
     MOE_EXPERTS: (3, 4),
     LINEAR_FP8: (3, 4),
@@ -62,7 +80,7 @@ def kernel(op: str, of: Facts) -> object:
 
 
 def reference(op: str, of: Facts) -> object:
-    return next(entry for entry in (*REFERENCE, *MOE_REFERENCE) if entry.op == op).build(of)
+    return next(entry for entry in (*REFERENCE, *MOE_REFERENCE, *MLA_REFERENCE) if entry.op == op).build(of)
 
 
 def close(got: Tensor, want: Tensor, bound: float = 1e-4) -> None:
@@ -127,6 +145,39 @@ def case_a_soft_cap_bends_the_scores() -> None:
     close(found, torch.einsum("ntj,jnd->tnd", torch.softmax(scores, -1), v).flatten(1))
 
 
+def case_one_token_is_turned_and_attended_in_one_launch() -> None:
+    shapes = (
+        ({}, 32, True, (1, 2, 9, 40, 130)),
+        ({"window": 20}, 16, True, (1, 21, 65)),
+        ({"window": 540}, 32, False, (700,)),
+        ({"sinks": True}, 8, False, (17, 600)),
+        ({"kv_dtype": "fp8_e4m3"}, 32, True, (50,)),
+    )
+    for others, rotary, normed, contexts in shapes:
+        of = attention_facts(**others)
+        attention, sinks = kernel(ATTENTION_PAGED.name, of), normal(4) if of["sinks"] else None
+        shape = {"heads": 4, "kv_heads": 2, "head_dim": 32, "rotary_dim": rotary, "qk_norm": normed}
+        of_rope = facts(torch.float32, layout=attention.layout, **shape)
+        norms = (normal(32), normal(32), 1e-5) if normed else (None, None, 1e-5)
+        for context in contexts:
+            step, cache, qkv = attention_problem([(context, 1)], of)
+            cos, sin = normal(1, rotary // 2), normal(1, rotary // 2).flip(1)
+            wanted, written = qkv.clone(), type(cache)(*_copies(cache))
+            reference(ROPE.name, of_rope).prepare(written, *norms)(wanted, cos, sin, step.slots)
+            want = reference(ATTENTION_PAGED.name, of).prepare(written, sinks)(wanted, step)
+            turned = attention.prepare_turned(kernel(ROPE.name, of_rope), cache, norms, sinks)
+            found = turned(qkv, cos, sin, step.slots, attention.begin(step))
+            close(found, want)
+            # Rounding to FP8 is not exact in the interpreter, for the smallest numbers.
+            close(cache.data, written.data, 1e-4 if of["kv_dtype"] == "auto" else 3e-3)
+
+
+def _copies(cache: object) -> tuple[Tensor, Tensor, Tensor]:
+    data = cache.data.clone()
+    parts = (data.as_strided(part.shape, part.stride(), part.storage_offset()) for part in (cache.k, cache.v))
+    return (data, *parts)
+
+
 def case_a_row_that_is_not_a_number_fails_alone() -> None:
     of = attention_facts()
     step, cache, qkv = attention_problem([(600, 1), (9, 1), (5, 3)], of)
@@ -141,6 +192,51 @@ def case_a_row_without_context_gets_zeros() -> None:
     step, cache, qkv = attention_problem([(9, 1), (5, 1)], of)
     step.seq_lens[1] = 0
     assert not attend(kernel, of, (step, cache, qkv))[1].any()
+
+
+LATENT: dict[str, ShapeValue] = {"heads": 4, "nope_dim": 24, "rope_dim": 8, "value_dim": 20, "latent_dim": 48}
+
+
+def latent_facts() -> Facts:
+    return facts(torch.float32, **LATENT, scale=0.2, block_size=8)
+
+
+def latent_problem(rows: Sequence[tuple[int, int]]) -> tuple[StepContext, Tensor, Tensor, Tensor]:
+    """A step, a filled cache, an expansion and queries."""
+    step, blocks = paged_step(rows, 8, torch.Generator().manual_seed(0), torch.device(DEVICE))
+    return step, normal(blocks, 8, 56), normal(4 * 44, 48) * 0.2, normal(step.num_tokens, 4 * 32)
+
+
+def attend_latents(which: Callable[[str, Facts], object], problem: tuple) -> Tensor:
+    step, cache, expansion, q = problem
+    chosen = which(ATTENTION_MLA.name, latent_facts())
+    return chosen.prepare(cache, expansion)(q, chosen.begin(step))
+
+
+def case_rows_that_the_workspace_does_not_hold_together_are_expanded_in_turn() -> None:
+    from unittest import mock
+
+    from frizzen.kernels.triton import latent_attention
+
+    problem = latent_problem([(7, 1), (190, 130), (130, 130)])
+    one_row = 190 * 4 * 44 * 4
+    for most, launches in ((one_row - 1, 0), (2 * one_row, 1), (one_row, 2)):
+        with mock.patch.object(latent_attention, "_EXPANDED_BYTES", most):
+            state = kernel(ATTENTION_MLA.name, latent_facts()).begin(problem[0])
+            assert len(state.expanded) == launches
+            if launches == 2:
+                close(attend_latents(kernel, problem), attend_latents(reference, problem))
+
+
+def case_a_latent_row_without_context_gets_zeros_and_one_that_is_not_a_number_fails_alone() -> None:
+    problem = latent_problem([(300, 1), (5, 1), (9, 1), (7, 3)])
+    step, _, _, q = problem
+    q[0, 0] = torch.nan
+    found, want = attend_latents(kernel, problem), attend_latents(reference, problem)
+    assert found[0, :20].isnan().all()
+    close(found[1:], want[1:])
+    step.seq_lens[1] = 0
+    assert not attend_latents(kernel, problem)[1].any()
 
 
 def case_a_cut_product_adds_its_cuts() -> None:
@@ -196,6 +292,24 @@ def case_the_norm_before_a_router_may_be_part_of_it() -> None:
                 close(mine, stream)
             for got, want in zip(found, (normed, *wanted), strict=True):
                 close(got, want)
+
+
+def case_one_token_is_routed_as_the_first_of_several() -> None:
+    gain, bias, correction = normal(192), normal(16), normal(16) * 0.1
+    for scoring, groups in (("softmax", 1), ("sigmoid", 4), ("sqrtsoftplus", 1)):
+        limits = {"groups": groups, "top_groups": min(groups, 2), "scoring": scoring}
+        of = facts(torch.float32, **{**ROUTING, **limits, "bias": True, "correction": groups > 1})
+        route = kernel(MOE_ROUTE.name, of).prepare_normed(
+            gain, 1e-5, normal(16, 192), bias, correction if groups > 1 else None
+        )
+        for count in (2, 0):
+            x, residual = normal(2, 192), normal(2, 192) * 2
+            valid = torch.tensor([count], dtype=torch.int32, device=DEVICE)
+            mine = residual[:1].clone()
+            found, want = route(x[:1], mine, valid), route(x, residual, valid)
+            close(mine, residual[:1])
+            for got, several in zip(found, want, strict=True):
+                close(got, several[:1])
 
 
 def case_a_token_that_is_not_a_number_gets_experts_that_exist() -> None:
@@ -257,6 +371,166 @@ def case_products_from_outside_get_sorted_rows_with_scales_by_column() -> None:
         plain = [w.expand(torch.float32) for w in kept] if rounded else [w.float() for w in weights]
         want = reference(MOE_EXPERTS.name, of).prepare(*plain, None, None)(x.bfloat16().float(), gains, ids)
         assert (found.float() - want).square().mean().sqrt() < bound * want.square().mean().sqrt()
+
+
+def case_pairs_are_sorted_by_expert_in_whole_tiles_and_in_their_order() -> None:
+    from frizzen.kernels.triton.launch import Target
+    from frizzen.kernels.triton.sorting import sort_pairs
+
+    generator = torch.Generator().manual_seed(0)
+    for tokens, experts, top_k, height in (
+        (700, 8, 2, 128),
+        (2300, 20, 4, 64),
+        (3, 5, 2, 16),
+        (2, 128, 8, 128),
+    ):
+        ids = torch.rand(tokens, experts, generator=generator).topk(top_k).indices.int()
+        ids[torch.rand(ids.shape, generator=generator) < 0.1] = -1
+        found = sort_pairs(ids.to(DEVICE), experts, height, Target(dependent=False, processors=16))
+        order, places, owners, used = (part.cpu().long() for part in found)
+        pairs = ids.flatten().long()
+        counts = torch.bincount(pairs[pairs >= 0], minlength=experts)
+        tiles = -(-counts // height)
+        assert used.item() == tiles.sum()
+        filled = torch.repeat_interleave(torch.arange(experts), tiles)
+        assert torch.equal(owners, torch.nn.functional.pad(filled, (0, len(owners) - len(filled)), value=-1))
+        want = torch.full_like(order, -1)
+        for expert, first in enumerate((tiles.cumsum(0) - tiles) * height):
+            want[first : first + counts[expert]] = (pairs == expert).nonzero().squeeze(1)
+        assert torch.equal(order, want)
+        present = (pairs >= 0).nonzero().squeeze(1)
+        assert torch.equal(order[places[present]], present)
+
+
+def decode_plan(widths: Sequence[int], shape: Shape, seed: int) -> StepBuffers:
+    """Buffers whose plan holds rows of so many tokens, with the remains of another step behind them."""
+    of = torch.Generator().manual_seed(seed)
+    layout_of = layout(max_rows=shape.rows + 2, max_tokens=shape.tokens + 8, max_drafts=shape.width)
+    plan = Arena(layout_of, torch.device(DEVICE), mirrored=True).device
+    batch = PersistentBatch(shape.rows + 2, 37, 37 * 16, 50, torch.device(DEVICE))
+
+    def random(target: Tensor, low: int, high: int) -> None:
+        target.copy_(torch.randint(low, high, target.shape, generator=of, dtype=target.dtype))
+
+    for section in (plan.positions, plan.slots, plan.seq_lens, plan.query_start, batch.block_table):
+        random(section, 1, 500)
+    random(batch.last_sampled, 0, 50)
+    random(plan.input_ids, -1, 50)
+    plan.rows.copy_(torch.randperm(len(plan.rows), generator=of))
+    plan.uniforms.copy_(torch.rand(len(plan.uniforms), generator=of, dtype=torch.float64))
+    ends = torch.tensor([0, *widths]).cumsum(0)
+    plan.query_start[: len(ends)] = ends
+    plan.header[Header._fields.index("num_rows")] = len(widths)
+    plan.header[Header._fields.index("num_tokens")] = sum(widths)
+    return StepBuffers.allocate(plan, batch)
+
+
+DECODES = [
+    ([1], Shape(1, 1, 512)),
+    ([1, 1, 1], Shape(4, 1, 512)),
+    ([3, 1, 4, 1, 4], Shape(5, 4, 512)),
+    ([2, 6], Shape(8, 6, 512)),
+    ([5] * 40 + [1] * 7, Shape(48, 5, 512)),
+]
+
+
+def case_a_step_is_brought_to_the_shape_of_its_graph() -> None:
+    for seed, (widths, shape) in enumerate(DECODES):
+        ours, wanted = decode_plan(widths, shape, seed), decode_plan(widths, shape, seed)
+        steps.fill_step(ours, shape)
+        fill(wanted, shape)
+        for name in ("positions", "slots", "query_start", "seq_lens"):
+            assert getattr(ours.step(shape), name).equal(getattr(wanted.step(shape), name)), (name, widths)
+        assert ours.ids[: shape.tokens].equal(wanted.ids[: shape.tokens])
+        real = len(widths)
+        assert ours.block_table[:real].equal(wanted.block_table[:real])
+        untouched = [ours.plan.seq_lens[shape.rows :], ours.plan.slots[shape.tokens :]]
+        assert all(part.bool().all() for part in untouched)
+
+
+def case_rows_of_a_greedy_step_get_what_torch_gives_them() -> None:
+    for seed, (widths, shape) in enumerate(DECODES):
+        for acceptance in (None, 1.0, 2.4, 9.0):
+            found = []
+            for by in (steps.end_rows, end_rows):
+                buffers = decode_plan(widths, shape, seed)
+                fill(buffers, shape)
+                of = torch.Generator().manual_seed(seed)
+                ids = buffers.ids[: shape.tokens]
+                # Drafts of which two thirds are right, and now and then logits that are no numbers.
+                guess = torch.rand(shape.tokens, generator=of).to(DEVICE) < 0.67
+                tokens = torch.where(guess, ids.roll(-1), (ids + 1) % 50)
+                maximum = torch.randn(shape.tokens, generator=of).to(DEVICE)
+                maximum[torch.rand(shape.tokens, generator=of).to(DEVICE) < 0.1] = torch.nan
+                forced = None if acceptance is None else torch.tensor(acceptance, dtype=torch.float64)
+                forced = None if forced is None else forced.to(DEVICE)
+                step = Greedy(shape, buffers.plan, buffers.batch, ids, maximum, tokens, forced)
+                last, rejected = by(step)
+                plan, real = buffers.plan, len(widths)
+                counts = plan.num_sampled[:real]
+                counted = torch.arange(plan.sampled.shape[1], device=DEVICE) < counts[:, None]
+                found.append([plan.sampled[:real].masked_fill(~counted, 0), counts, plan.row_status[:real]])
+                found[-1] += [last[:real], rejected, buffers.batch.last_sampled[:-1]]
+            for ours, wanted in zip(*found, strict=True):
+                assert ours.equal(wanted), (widths, acceptance)
+
+
+def case_the_largest_logit_is_the_first_of_the_largest() -> None:
+    for rows, size in ((1, 3), (3, 1024), (5, 40_007), (2, 16 * 1024)):
+        logits = normal(rows, size)
+        logits[0, size // 2 :] = logits[0].max() + 1
+        if rows > 2:
+            logits[1] = -torch.inf
+            logits[2, size - 1] = torch.nan
+        maximum, tokens = steps.largest(logits)
+        wanted, ids = logits.max(-1)
+        assert torch.equal(maximum.nan_to_num(7), wanted.nan_to_num(7))
+        assert tokens[0] == size // 2
+        finite = wanted.isfinite()
+        assert tokens[finite].equal(ids[finite])
+        assert ((tokens >= 0) & (tokens < size)).all()
+
+
+def case_drafts_stand_where_torch_puts_them() -> None:
+    for seed, (widths, shape) in enumerate(DECODES):
+        buffers = decode_plan(widths, shape, seed)
+        fill(buffers, shape)
+        ends = buffers.plan.seq_lens[: shape.rows].long()
+        for chosen in (torch.arange(shape.rows), torch.arange(0, shape.rows, 2)):
+            rows, step = chosen.to(DEVICE), buffers.step(shape)
+            blocks = DraftBlocks.of(700, 5, 16)
+            asking = Asking(step, ends, rows, rows + 1, blocks, 5)
+            ours, wanted = drafts.lay_out(asking), lay_out(asking)
+            for name in ("ends", "last", "table", "positions", "slots", "lengths"):
+                assert getattr(ours, name).equal(getattr(wanted, name)), (name, widths)
+
+
+def case_states_are_carried_over_blocks_as_torch_does() -> None:
+    """Rows that go on within a block, after one, after one that another row fills now, and from nothing."""
+    size, hidden = 4, 40
+    starts, widths = [5, 8, 0, 4, 3, 0], [3, 2, 4, 1, 2, 7]
+    # The fourth row goes on after the block that the third fills.
+    table = torch.tensor([[1, 2, 0], [3, 4, 5], [6, 0, 0], [6, 7, 0], [8, 9, 0], [10, 11, 0]])
+    owner = torch.arange(6).repeat_interleave(torch.tensor(widths))
+    positions = torch.cat([torch.arange(s, s + w) for s, w in zip(starts, widths, strict=True)])
+    slots = table[owner, positions // size] * size + positions % size
+    borders = torch.tensor([0, *widths]).cumsum(0).int()
+    lengths = torch.tensor(starts) + torch.tensor(widths)
+    padded = [torch.cat([part, torch.zeros(3, dtype=part.dtype)]).to(DEVICE) for part in (positions, slots)]
+    step = StepContext(
+        *padded, borders.to(DEVICE), lengths.int().to(DEVICE), table.int().to(DEVICE), 6, 0, 22, 7, 12
+    )
+    states = normal(22, hidden)
+    ends = (lengths - torch.tensor([1, 0, 0, 0, 1, 3])).to(DEVICE)
+    seen = Seen(torch.zeros(22), step, states, (), ends)
+    carried = [normal(13, hidden), normal(13, hidden)]
+    wanted = _Carry(carried[0], size)._before(states, seen)
+    ours = torch.empty_like(states)
+    drafts.before(states, carried[1], seen, size, ours, filled=False)
+    drafts.keep(states, carried[1], seen, size)
+    drafts.before(states, carried[1], seen, size, ours, filled=True)
+    assert ours[:19].equal(wanted[:19])
+    assert carried[1][1:].equal(carried[0][1:]), "but for the null block, which nobody needs"
 
 
 CASES = [function for name, function in list(globals().items()) if name.startswith("case_")]

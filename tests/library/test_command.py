@@ -66,6 +66,24 @@ def test_plan_prints_a_report_and_on_request_json(
     assert measured == [None if dry_run else plan["memory"]["kv_cache"]]
 
 
+def test_plan_knows_what_a_drafter_takes_before_it_is_read(
+    tiny_checkpoint: CheckpointMaker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(tiny_checkpoint("llama"))
+    line = ["plan", path, "--device", "cpu", "--dry-run", "--json"]
+    drafting = ["--drafter", f"draft_model={path}", "--draft-sample-method", "probabilistic"]
+    found = []
+    for more in ([], drafting):
+        assert main([*line, *more, "--num-speculative-tokens", "2"]) == 0
+        found.append(json.loads(capsys.readouterr().out)["memory"])
+    alone, drafted = found
+    owners = {owner["owner"]: owner for owner in drafted["owners"]}
+    assert owners["weights"]["predicted"] == 2 * alone["weights"]
+    assert owners["weights"]["parts"]["drafter"] == alone["weights"]
+    assert drafted["kv_per_token"] == 2 * alone["kv_per_token"]
+    assert owners["drafts"]["predicted"] > 0
+
+
 def test_plan_shows_a_reason_and_what_to_do_about_it() -> None:
     plan = {
         "decisions": [{"name": "max_model_len", "value": "10", "reason": "so"}],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -18,7 +19,7 @@ from tests.speculate.checkpoints import with_mtp, write_dspark, write_eagle3
 from tests.speculate.chi_squared import assert_chi_squared
 
 PROMPTS = [[(5 * i + j * j) % 11 + 30 for j in range(12 + 3 * i)] for i in range(8)]
-DRAFTERS = ("draft_model", "itself", "mtp", "mtp glm", "eagle3", "dspark", "dspark fill-in")
+DRAFTERS = ("draft_model", "itself", "mtp", "mtp glm", "mtp deep", "eagle3", "dspark", "dspark fill-in")
 
 
 class Pairs:
@@ -36,7 +37,7 @@ class Pairs:
     def _make(self, name: str) -> tuple[str, dict[str, Any]]:
         if name.startswith("mtp"):
             family = "glm4_moe" if name == "mtp glm" else "deepseek_v3"
-            path = with_mtp(self._tiny(family), self._path / name)
+            path = with_mtp(self._tiny(family), self._path / name, depth=2 if name == "mtp deep" else 1)
             return str(path), {"drafter": "mtp"}
         target = self._tiny("llama")
         models = {
@@ -240,6 +241,10 @@ def test_forced_acceptance_takes_drafts_of_a_model_too(pairs: Pairs) -> None:
     with LLM(path, **SMALL, **options, spec_synthetic_acceptance=3.0) as llm:
         (output,) = llm.generate([PROMPTS[0]], wish)
     assert output.speculation is not None
+    # What a confidence head says of such drafts would mislead the guard.
+    with LLM(path, **SMALL, **options, spec_synthetic_acceptance=3.0) as llm:
+        info = json.loads(llm._open().info_json)
+    assert info["drafter"]["has_confidence"] is False
     # The prefill gives one token, ten steps three each.
     assert (output.speculation["accepted"], sum(output.speculation["lengths"].values())) == (20, 11)
 

@@ -53,12 +53,14 @@ def store(kind: str, tensors: dict[str, torch.Tensor], name: str) -> torch.Tenso
     return found.expand(torch.float32)
 
 
-def write(source: Path, target: Path, kind: str, quantization: dict[str, Any]) -> tuple[Path, Any]:
-    """A copy of a checkpoint in FP8, and transformers' model with the same values."""
+def write(
+    source: Path, target: Path, kind: str, quantization: dict[str, Any], plain_part: str = "$^"
+) -> tuple[Path, Any]:
+    """A copy of a checkpoint in FP8 but for ``plain_part``, and transformers' model with the same values."""
     path = shutil.copytree(source, target / "model")
     tensors = load_file(path / "model.safetensors")
     plain = dict(tensors)
-    for name in [name for name in tensors if LINEAR.search(name)]:
+    for name in [name for name in tensors if LINEAR.search(name) and not re.search(plain_part, name)]:
         plain[name] = store(kind, tensors, name)
     for place, values in ((path, tensors), (target / "plain", plain)):
         if place != path:
@@ -105,6 +107,27 @@ def test_one_scale_per_channel_or_tensor_equals_transformers_on_the_same_values(
 ) -> None:
     path, expected = write(tiny_checkpoint("qwen3_moe"), tmp_path, kind, quantization)
     check_equal(path, expected, fp8_weights=fp8_weights)
+
+
+@pytest.mark.parametrize("fp8_weights", ["kept", "expanded"])
+@pytest.mark.parametrize(
+    "ignored",
+    [["model.layers.2"], ["model.layers.2.mlp.experts.0.gate_proj"], ["re:.*another.*"], []],
+    ids=["prefix", "leaf", "wrong", "none"],
+)
+def test_what_is_on_disk_decides_and_no_list_of_names_vllm_41994(
+    tiny_checkpoint: Any, tmp_path: Path, ignored: list[str], fp8_weights: str
+) -> None:
+    quantization = {**BLOCKS, "modules_to_not_convert": ignored}
+    path, expected = write(tiny_checkpoint("qwen3_moe"), tmp_path, "block", quantization, r"layers\.2\.mlp\.")
+    check_equal(path, expected, fp8_weights=fp8_weights)
+
+
+def test_experts_of_two_types_in_one_layer_are_served(tiny_checkpoint: Any, tmp_path: Path) -> None:
+    path, expected = write(
+        tiny_checkpoint("qwen3_moe"), tmp_path, "block", BLOCKS, r"layers\.2\.mlp\.experts\.5\."
+    )
+    check_equal(path, expected, fp8_weights="kept")
 
 
 def test_reference_kernels_alone_serve_fp8(tiny_checkpoint: Any, tmp_path: Path) -> None:

@@ -65,6 +65,25 @@ def test_experts_in_one_tensor_are_the_same_model(
     assert torch.equal(*logits)
 
 
+@pytest.mark.parametrize("family", ["qwen3_moe", "mixtral"])
+def test_experts_out_of_order_across_shards_are_the_same_model_vllm_35324(
+    tiny_checkpoint: Any, tmp_path: Path, family: str
+) -> None:
+    source = tiny_checkpoint(family)
+    path = shutil.copytree(source, tmp_path / "model")
+    (path / "model.safetensors").unlink()
+    tensors = load_file(source / "model.safetensors")
+    # Neighbours lie in different files, and within a file the last comes first.
+    names = sorted(tensors, reverse=True)
+    files = [f"model-{shard:05}-of-00003.safetensors" for shard in (1, 2, 3)]
+    for shard, file in enumerate(files):
+        save_file({name: tensors[name] for name in names[shard::3]}, path / file, {"format": "pt"})
+    index = {"weight_map": {name: files[at % 3] for at, name in enumerate(names)}}
+    (path / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+    logits = [Driver(load(place)).prefill(Stream(prompts()[1])) for place in (source, path)]
+    assert torch.equal(*logits)
+
+
 @pytest.mark.parametrize(
     ("family", "name"),
     [

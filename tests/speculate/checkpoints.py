@@ -79,6 +79,7 @@ def write_eagle3(
     speculators: bool = False,
     own_embedding: bool = False,
     norm_before_residual: bool = False,
+    layers: int = 1,
     target_hidden: int = HIDDEN,
     seed: int = 1,
     **changes: Any,
@@ -86,6 +87,8 @@ def write_eagle3(
     """In the layout of the authors' checkpoints, or of the ``speculators`` library."""
     maker, prefix = Maker(seed), "layers.0." if speculators else "midlayer."
     maker.layer(prefix, 2 * HIDDEN, qk_norm=False)
+    for index in range(1, layers):
+        maker.layer(f"layers.{index}.", HIDDEN, qk_norm=False)
     maker.norm(f"{prefix}hidden_norm.weight", HIDDEN)
     maker.norm("norm.weight", HIDDEN)
     maker.matrix("fc.weight", HIDDEN, len(taps) * target_hidden)
@@ -99,7 +102,7 @@ def write_eagle3(
         config: dict[str, Any] = {
             "speculators_model_type": "eagle3",
             "architectures": ["Eagle3Speculator"],
-            "transformer_layer_config": {**LAYER, "num_hidden_layers": 1, "model_type": "llama"},
+            "transformer_layer_config": {**LAYER, "num_hidden_layers": layers, "model_type": "llama"},
             "eagle_aux_hidden_state_layer_ids": list(taps),
             "target_hidden_size": None,
             **own,
@@ -108,7 +111,7 @@ def write_eagle3(
         config = {
             **LAYER,
             "architectures": ["LlamaForCausalLMEagle3"],
-            "num_hidden_layers": 1,
+            "num_hidden_layers": layers,
             "eagle_config": {"eagle_aux_hidden_state_layer_ids": list(taps), "use_aux_hidden_state": True},
             **own,
         }
@@ -171,30 +174,31 @@ def write_dspark(
     return maker.write(path, {**config, **changes})
 
 
-def with_mtp(source: Path, path: Path, seed: int = 3) -> Path:
-    """A copy of a target's checkpoint with the layer for the next token, which transformers does not save."""
+def with_mtp(source: Path, path: Path, seed: int = 3, depth: int = 1) -> Path:
+    """A copy of a target's checkpoint with layers for further tokens, which transformers does not save."""
     shutil.copytree(source, path)
     file = path / "model.safetensors"
     tensors, config = load_file(file), json.loads((path / "config.json").read_text(encoding="utf-8"))
     last, hidden = config["num_hidden_layers"] - 1, config["hidden_size"]
     maker = Maker(seed)
-    for name, tensor in list(tensors.items()):
-        if name.startswith(f"model.layers.{last}."):
-            new = name.replace(f"layers.{last}.", f"layers.{last + 1}.", 1)
-            if tensor.dim() > 1:
-                maker.matrix(new, *tensor.shape)
-            elif "correction_bias" in name:
-                maker.tensors[new] = 0.2 * torch.randn(tensor.shape, generator=maker.generator)
-            else:
-                maker.norm(new, len(tensor))
-    layer = f"model.layers.{last + 1}."
-    maker.norm(f"{layer}enorm.weight", hidden)
-    maker.norm(f"{layer}hnorm.weight", hidden)
-    maker.norm(f"{layer}shared_head.norm.weight", hidden)
-    maker.matrix(f"{layer}eh_proj.weight", hidden, 2 * hidden)
-    maker.tensors[f"{layer}embed_tokens.weight"] = tensors["model.embed_tokens.weight"].clone()
-    maker.tensors[f"{layer}shared_head.head.weight"] = tensors["lm_head.weight"].clone()
+    for index in range(last + 1, last + 1 + depth):
+        for name, tensor in list(tensors.items()):
+            if name.startswith(f"model.layers.{last}."):
+                new = name.replace(f"layers.{last}.", f"layers.{index}.", 1)
+                if tensor.dim() > 1:
+                    maker.matrix(new, *tensor.shape)
+                elif "correction_bias" in name:
+                    maker.tensors[new] = 0.2 * torch.randn(tensor.shape, generator=maker.generator)
+                else:
+                    maker.norm(new, len(tensor))
+        layer = f"model.layers.{index}."
+        maker.norm(f"{layer}enorm.weight", hidden)
+        maker.norm(f"{layer}hnorm.weight", hidden)
+        maker.norm(f"{layer}shared_head.norm.weight", hidden)
+        maker.matrix(f"{layer}eh_proj.weight", hidden, 2 * hidden)
+        maker.tensors[f"{layer}embed_tokens.weight"] = tensors["model.embed_tokens.weight"].clone()
+        maker.tensors[f"{layer}shared_head.head.weight"] = tensors["lm_head.weight"].clone()
     save_file({**tensors, **maker.tensors}, file)
-    config["num_nextn_predict_layers"] = 1
+    config["num_nextn_predict_layers"] = depth
     (path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     return path

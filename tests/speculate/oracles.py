@@ -124,43 +124,57 @@ class Eagle3Oracle:
         q, k = rotate(q, positions, own.theta), rotate(k, positions, own.theta)
         stream = normed if own.config.get("norm_before_residual") else states
         stream = stream + own.linear(f"{prefix}self_attn.o_proj", attend(q, k, v, seen))
-        return stream + own.mlp(prefix, own.norm(f"{prefix}post_attention_layernorm", stream))
+        stream = stream + own.mlp(prefix, own.norm(f"{prefix}post_attention_layernorm", stream))
+        for index in range(1, own.config["num_hidden_layers"]):
+            prefix = f"layers.{index}."
+            x = own.norm(f"{prefix}input_layernorm", stream)
+            q, k, v = (own.heads(f"{prefix}self_attn.{name}", x) for name in "qkv")
+            q, k = rotate(q, positions, own.theta), rotate(k, positions, own.theta)
+            stream = stream + own.linear(f"{prefix}self_attn.o_proj", attend(q, k, v, seen))
+            stream = stream + own.mlp(prefix, own.norm(f"{prefix}post_attention_layernorm", stream))
+        return stream
 
 
 class MtpOracle:
-    """The layer is transformers' own, loaded as if the target had one layer more."""
+    """The layers are transformers' own, loaded as if the target had more of them.
 
-    def __init__(self, path: Path, target: Target) -> None:
+    Layer ``k`` (from 1) takes token ``i + k`` and state ``i`` of the layer before it; after the last layer
+    comes the last layer.
+    """
+
+    def __init__(self, path: Path, target: Target, depth: int = 1) -> None:
         self.target, self.tensors = target, load_file(path / "model.safetensors")
-        last = target.model.config.num_hidden_layers
-        deeper = Target(path, num_hidden_layers=last + 1)
-        self.layer, self.rotary = deeper.model.model.layers[last], deeper.model.model.rotary_emb
-        self.name = f"model.layers.{last}."
+        self.first, self.depth = target.model.config.num_hidden_layers, depth
+        deeper = Target(path, num_hidden_layers=self.first + depth)
+        self.layers, self.rotary = deeper.model.model.layers, deeper.model.model.rotary_emb
         self.eps = target.model.config.rms_norm_eps
 
     @torch.inference_mode()
     def __call__(self, text: Sequence[int], count: int) -> list[int]:
-        states = self.target.streams(text[:-1])[-1]
-        tokens, drafts = list(text[1:]), []
-        for _ in range(count):
-            stream = self.stream(torch.tensor(tokens), states)
-            normed = rms(stream[-1:], self.tensors[f"{self.name}shared_head.norm.weight"], self.eps)
-            drafts.append(int(self.target.model.lm_head(normed).argmax()))
+        states, tokens, drafts = self.target.streams(text[:-1])[-1], list(text), []
+        for place in range(count):
+            index = min(place, self.depth - 1)
+            stream = self.stream(self.first + index, torch.tensor(tokens[index + 1 :]), states)
+            norm = self.tensors[f"model.layers.{self.first + index}.shared_head.norm.weight"]
+            drafts.append(int(self.target.model.lm_head(rms(stream[-1:], norm, self.eps)).argmax()))
             tokens.append(drafts[-1])
-            states = torch.cat([states, stream[-1:]])
+            states = stream if place + 1 < self.depth else torch.cat([states, stream[-1:]])
         return drafts
 
-    def stream(self, tokens: Tensor, states: Tensor) -> Tensor:
+    def stream(self, layer: int, tokens: Tensor, states: Tensor) -> Tensor:
+        name = f"model.layers.{layer}."
         embedded = self.target.model.model.embed_tokens(tokens)
         both = [
-            rms(x, self.tensors[f"{self.name}{name}.weight"], self.eps)
-            for name, x in (("enorm", embedded), ("hnorm", states))
+            rms(x, self.tensors[f"{name}{norm}.weight"], self.eps)
+            for norm, x in (("enorm", embedded), ("hnorm", states))
         ]
-        x = functional.linear(torch.cat(both, -1), self.tensors[f"{self.name}eh_proj.weight"])[None]
+        x = functional.linear(torch.cat(both, -1), self.tensors[f"{name}eh_proj.weight"])[None]
         positions = torch.arange(len(tokens))[None]
         mask = torch.full((len(tokens),) * 2, -torch.inf).triu(1)[None, None]
         embeddings = self.rotary(x, positions)
-        out = self.layer(x, attention_mask=mask, position_ids=positions, position_embeddings=embeddings)
+        out = self.layers[layer](
+            x, attention_mask=mask, position_ids=positions, position_embeddings=embeddings
+        )
         return (out[0] if isinstance(out, tuple) else out)[0]
 
 

@@ -49,7 +49,7 @@ def test_a_target_without_the_layer_has_no_mtp(load: Load) -> None:
         ({"vocab_size": 300}, "vocab_size is 300, the target's is 320"),
         ({"taps": (0, 1, 3)}, "tapped at layer 3, expected 0 to its number of layers, 2"),
         ({"rope_interleave": True}, "the rotary layout is interleaved pairs, expected halves"),
-        ({"num_hidden_layers": 2}, "num_hidden_layers is 2, expected 1"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers is 0, expected at least 1"),
         ({"target_hidden": 32}, r"fc.weight has shape \[64, 96\], expected \[64, 192\]"),
     ],
 )

@@ -15,7 +15,7 @@ import torch
 
 from frizzen.step import StepContext
 from frizzen.worker.arena import Rule, Sections, _views
-from frizzen.worker.graphs import Capture, GraphRunner
+from frizzen.worker.graphs import Capture, Graph, GraphRunner
 from frizzen.worker.lattice import Lattice
 from frizzen.worker.worker import Worker
 from tests.worker.arena_layout import Layout, layout
@@ -92,6 +92,36 @@ class FakeModel:
     def head(hidden: torch.Tensor) -> torch.Tensor:
         frequencies = torch.arange(1, VOCAB + 1, dtype=torch.float64, device=hidden.device)
         return (torch.sin(hidden.double() * frequencies * 0.37) * 3).float()
+
+
+class FakeCapture:
+    """Captures by remembering; a replay computes, with the inputs as they are then.
+
+    Results, of at most 512 rows of ``width`` numbers, are left where a replay of a graph would leave them.
+    """
+
+    def __init__(self, width: int = 1) -> None:
+        self.captured = 0
+        self.replayed = 0
+        self.fail_with: Exception | None = None
+        self._width = width
+
+    @property
+    def held_bytes(self) -> int:
+        return 1000 * self.captured
+
+    def __call__(self, work: Callable[[], torch.Tensor]) -> Graph:
+        if self.fail_with is not None:
+            raise self.fail_with
+        self.captured += 1
+        output = torch.full((512, self._width), torch.nan)
+
+        def replay() -> None:
+            self.replayed += 1
+            found = work()
+            output[: len(found)] = found if found.dim() == 2 else found[:, None]
+
+        return Graph(replay, output)
 
 
 @dataclass(slots=True, eq=False)
@@ -245,9 +275,9 @@ class Driver:
         fill_columns(arena, ("sample_tokens", "sample_rows", "uniforms"), samples)
         fill_columns(arena, ("prompt_tokens", "prompt_rows", "prompt_targets"), scored)
         lengths = [end - start for start, end in pairwise(starts)]
-        header = [4, self.steps, len(order), lengths.count(1), len(tokens), len(samples)]
+        header = [5, self.steps, len(order), lengths.count(1), len(tokens), len(samples)]
         header += [len(scored), len(changes), len(admitted), max(lengths), max(ends), len(masks)]
-        header += [self.propose, 0]
+        header += [self.propose, 0, 0]
         fill(arena.header, header)
         self._run(index, masks)
         sampling = {place for _, place, _ in samples}

@@ -10,7 +10,7 @@ from frizzen.config import EngineConfig
 from frizzen.worker import launch
 from frizzen.worker.worker import Worker
 from tests.conftest import CheckpointMaker
-from tests.worker.driver import Driver, Request
+from tests.worker.driver import Driver, Request, fake_driver
 
 
 def build(path: object) -> Worker:
@@ -39,6 +39,32 @@ def test_a_model_without_experts_has_no_load(tiny_checkpoint: CheckpointMaker) -
     assert json.loads(build(tiny_checkpoint("llama")).control("experts", "null")) is None
 
 
+def test_memory_is_told_by_owner_as_it_was_measured(tiny_checkpoint: CheckpointMaker) -> None:
+    worker = build(tiny_checkpoint("llama"))
+    told = json.loads(worker.control("counters", "null"))["memory"]
+    owners = {owner["owner"]: owner for owner in worker.info["plan"]["memory"]["owners"]}
+    assert set(told) == set(owners)
+    assert told["kv_cache"] == owners["kv_cache"]["measured"] > 0
+    # Weights this small are not measured.
+    assert told["weights"] == owners["weights"]["predicted"] > 0
+
+
 def test_a_question_that_is_not_known_is_refused_by_name(tiny_checkpoint: CheckpointMaker) -> None:
     with pytest.raises(ValueError, match=r"the worker has no command 'weather'; it has memory, .*experts"):
         build(tiny_checkpoint("llama")).control("weather", "null")
+
+
+def test_forced_acceptance_can_be_changed_and_only_where_it_is_forced() -> None:
+    driver, _ = fake_driver(max_drafts=4, acceptance=3.0)
+    request = Request([1, 2])
+    driver.run([request], 1)
+    for acceptance, accepted in ((3, 2), (1, 0), (5, 4), (2.0, 1)):
+        assert json.loads(driver.worker.control("synthetic_acceptance", str(acceptance))) == acceptance
+        request.drafts = [50, 51, 52, 53]
+        driver.step({request: 1})
+        assert request.accepted[-1] == (4, accepted)
+    for bad in ("0.5", "true", '"2"', "null"):
+        with pytest.raises(ValueError, match="must be a number of at least 1"):
+            driver.worker.control("synthetic_acceptance", bad)
+    with pytest.raises(ValueError, match="spec_synthetic_acceptance was not given"):
+        fake_driver(max_drafts=4)[0].worker.control("synthetic_acceptance", "2")

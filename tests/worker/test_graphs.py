@@ -1,6 +1,6 @@
 """Steps as graphs: which shapes there are, which serves a step, and that padding changes no token.
 
-On a CPU a "graph" calls the captured function again and leaves the result where a replay would.
+See ``FakeCapture`` for what a graph is on a CPU.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ import pytest
 import torch
 
 from frizzen.step import StepContext
-from frizzen.worker.graphs import Graph, GraphRunner, StepBuffers
+from frizzen.worker.arena import Header
+from frizzen.worker.graphs import Graph, GraphRunner
 from frizzen.worker.lattice import Lattice, Shape, bucket
 from frizzen.worker.warmup import shapes_of
-from tests.worker.driver import VOCAB, Driver, Request, fake_driver
+from tests.worker.driver import VOCAB, Driver, FakeCapture, Request, fake_driver
 from tests.worker.reference import Params
 from tests.worker.test_sampler import expected_tokens
 
@@ -40,28 +41,6 @@ def sizes(queries: list[int], context: int) -> StepContext:
     )
 
 
-class FakeCapture:
-    """Captures by remembering; a replay computes, with the inputs as they are then."""
-
-    def __init__(self) -> None:
-        self.captured = 0
-        self.replayed = 0
-        self.fail_with: Exception | None = None
-
-    def __call__(self, work: Callable[[], torch.Tensor]) -> Graph:
-        if self.fail_with is not None:
-            raise self.fail_with
-        self.captured += 1
-        output = torch.full((512, 1), torch.nan)
-
-        def replay() -> None:
-            self.replayed += 1
-            found = work()
-            output[: len(found)] = found
-
-        return Graph(replay, output)
-
-
 def requests(count: int) -> list[Request]:
     return [
         Request([(7 * i + place) % VOCAB for i in range(3 + place)], Params(temperature=0.8, seed=place))
@@ -73,7 +52,7 @@ def test_bounds_ascend_and_end_with_the_engines_limits() -> None:
     for bounds, last in ((LATTICE.rows, 100), (LATTICE.widths, 6), (LATTICE.contexts, 9000)):
         assert bounds[-1] == last
         assert all(a < b for a, b in pairwise(bounds))
-    assert LATTICE.widths == (1, 2, 3, 5, 6)
+    assert LATTICE.widths == (1, 2, 3, 4, 5, 6)
     assert Lattice.of(max_rows=1, max_drafts=0, max_context=64, max_tokens=8).shapes() == [Shape(1, 1, 64)]
 
 
@@ -91,7 +70,7 @@ def test_shapes_come_largest_first_and_fit_into_a_step() -> None:
         ([1] * 3, 512, (4, 1, 512)),
         ([1] * 33, 513, (40, 1, 4096)),
         ([1] * 100, 9000, (100, 1, 9000)),
-        ([1, 4, 2], 20, (4, 5, 512)),
+        ([1, 4, 2], 20, (4, 4, 512)),
         ([6] * 80, 20, (80, 6, 512)),
         ([1] * 101, 20, None),
         ([7], 20, None),
@@ -170,9 +149,64 @@ def test_replays_verify_drafts_of_any_number_and_leave_other_rows_alone() -> Non
     assert capture.replayed >= 6
 
 
+def test_ends_of_greedy_steps_are_replayed_with_drafts_and_without_and_others_are_not() -> None:
+    capture = FakeCapture()
+    driver, model = fake_driver(capture=capture, max_drafts=4)
+    batch = [Request([(7 * i + place) % VOCAB for i in range(3 + place)]) for place in range(3)]
+    driver.run(batch, 1)
+    for step in range(40):
+        for place, request in enumerate(batch):
+            wanted = expected_tokens(request, len(request.outputs) + 4)[len(request.outputs) :]
+            request.drafts = [
+                token if at < (place + step) % 5 else (token + 1) % VOCAB
+                for at, token in enumerate(wanted[: (step // 8 + place * (step % 2)) % 5])
+            ]
+        driver.step(dict.fromkeys(batch, 1))
+        for request in [request for request in batch if len(request.outputs) > 40]:
+            # Its row and its blocks go to others, which must not be touched by what padding samples.
+            driver.release(request)
+            batch[batch.index(request)] = Request(request.prompt[::-1])
+        for request in batch:
+            request.outputs or driver.run([request], 1)
+    for request in batch:
+        assert request.outputs == expected_tokens(request, len(request.outputs))
+    ends = json.loads(driver.worker.control("graphs", ""))["ends"]
+    assert ends["steps"] > 15
+    assert {entry[1] for entry in ends["captured"]} >= {1, 2, 4}
+    others = requests(4)
+    driver.run(others, 6)
+    assert json.loads(driver.worker.control("graphs", ""))["ends"]["steps"] == ends["steps"]
+    model.poisoned.add(batch[0].prompt[0])
+    driver.step(dict.fromkeys(batch, 1))
+    assert json.loads(driver.worker.control("graphs", ""))["ends"]["steps"] == ends["steps"] + 1
+    assert [request.failed for request in batch] == [True, False, False]
+
+
+def test_an_end_that_cannot_be_captured_is_launched_and_told(capsys: pytest.CaptureFixture[str]) -> None:
+    capture = FakeCapture()
+    driver, _ = fake_driver(capture=capture)
+    batch = [Request([5, 6]), Request([7])]
+    driver.run(batch, 2)
+    capture.fail_with = RuntimeError("operation not permitted")
+    driver.run(batch, 8)
+    for request in batch:
+        assert request.outputs[:8] == expected_tokens(request, 8)
+    assert "operation not permitted" in capsys.readouterr().err
+
+
 def test_a_step_is_launched_once_and_replayed_from_then_on() -> None:
     capture = FakeCapture()
     driver, _ = fake_driver(capture=capture)
+    batch = requests(3)
+    driver.run(batch, 1, chunk=64)
+    launched = capture.captured
+    irregular = Header._fields.index("irregular")
+    marks = []
+    for tokens in (2, 3, 4):
+        driver.run(batch, tokens)
+        marks.append(int(driver.arenas[(driver.steps - 1) % 2].header[irregular]))
+    assert marks == [1, 0, 0], "the time of a step that captures is no measure of those after it"
+    driver, _ = fake_driver(capture=(capture := FakeCapture()))
     batch = requests(3)
     driver.run(batch, 1, chunk=64)
     launched = capture.captured
@@ -181,7 +215,9 @@ def test_a_step_is_launched_once_and_replayed_from_then_on() -> None:
     driver.run(batch, 5)
     assert (capture.captured, capture.replayed) == (launched + 1, 3)
     counters = json.loads(driver.worker.control("counters", ""))
+    memory = counters.pop("memory")
     assert counters == {"graph_steps": 3, "eager_steps": {"4x16": 1, "4x4": 1}, "late_compiles": {}}
+    assert memory["graphs"] == 1000 * capture.captured
 
 
 def test_an_idle_worker_captures_everything_largest_first() -> None:
@@ -190,6 +226,7 @@ def test_an_idle_worker_captures_everything_largest_first() -> None:
     assert driver.worker.idle()
     state = json.loads(driver.worker.control("graphs", ""))
     assert state["captured"] == [[8, 3, 64]]
+    assert state["held_bytes"] == 1000 * capture.captured
     while driver.worker.idle():
         pass
     state = json.loads(driver.worker.control("graphs", ""))
@@ -221,15 +258,13 @@ def test_a_failed_capture_is_told_and_steps_go_on_without_graphs() -> None:
 def test_a_busy_engine_captures_what_nobody_asked_for_in_a_small_part_of_its_time() -> None:
     now = [0.0]
 
-    def capture(work: Callable[[], torch.Tensor]) -> Graph:
-        now[0] += 1.0
-        return Graph(lambda: None, torch.zeros(512, 1))
+    class Slow(FakeCapture):
+        def __call__(self, work: Callable[[], torch.Tensor]) -> Graph:
+            now[0] += 1.0
+            return Graph(lambda: None, torch.zeros(512, 1))
 
     lattice = Lattice.of(max_rows=40, max_drafts=0, max_context=64, max_tokens=40)
-    tensors = [torch.zeros(64, dtype=torch.int64) for _ in range(3)]
-    narrow = [torch.zeros(64, dtype=torch.int32) for _ in range(2)]
-    buffers = StepBuffers(*tensors, *narrow, torch.zeros(64, 1), torch.zeros(1, dtype=torch.int32))
-    runner = GraphRunner(lambda ids, step: ids, lattice, buffers, capture, clock=lambda: now[0])
+    runner = GraphRunner(lambda ids, step: ids, lattice, None, Slow(), clock=lambda: now[0])  # type: ignore[arg-type]
     for _ in range(100):
         now[0] += 1.0
         runner.after_step()

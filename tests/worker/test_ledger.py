@@ -22,6 +22,7 @@ from frizzen.worker import launch
 from frizzen.worker.ledger import Budget, Ledger
 from frizzen.worker.preview import Preview, preview
 from tests.conftest import FAMILIES, CheckpointMaker, needs_smollm2
+from tests.speculate.checkpoints import with_mtp, write_dspark, write_eagle3
 
 GIB = 1 << 30
 
@@ -85,6 +86,58 @@ def test_a_rehearsal_chooses_the_kernels_of_the_start(tiny_checkpoint: Checkpoin
     seen, done = launch.preview_here(config), launch.build(config.to_json()).info["plan"]
     assert seen["kernels"] == done["kernels"]
     assert seen["memory"]["weights"] == done["memory"]["weights"]
+
+
+def drafter_of(name: str, tiny_checkpoint: CheckpointMaker, tmp_path: Path) -> dict[str, Any]:
+    """A target and the options of its drafter."""
+    if name == "mtp":
+        return {"model": str(with_mtp(tiny_checkpoint("deepseek_v3"), tmp_path / "mtp"))}
+    target = {"model": str(tiny_checkpoint("llama", num_hidden_layers=4))}
+    write = {"eagle3": write_eagle3, "dspark": write_dspark}
+    if name in write:
+        return target | {"drafter_model": str(write[name](tmp_path / name))}
+    return target | {"drafter_model": target["model"]}
+
+
+@pytest.mark.parametrize("name", ["draft_model", "mtp", "eagle3", "dspark"])
+def test_a_drafter_is_in_the_prediction_with_weights_and_cache(
+    name: str, tiny_checkpoint: CheckpointMaker, tmp_path: Path
+) -> None:
+    config = EngineConfig(
+        dtype="float32",
+        device="cpu",
+        kv_cache_memory=2**22,
+        max_num_seqs=8,
+        drafter=name,
+        draft_sample_method="probabilistic",
+        **drafter_of(name, tiny_checkpoint, tmp_path),
+    )
+    worker = launch.build(config.to_json())
+    seen, done = launch.preview_here(config), worker.info["plan"]
+    assert seen["kernels"] == done["kernels"]
+    assert any(kernel["site"].startswith("draft_") for kernel in seen["kernels"])
+    predicted, started = (
+        {owner["owner"]: owner["predicted"] for owner in plan["memory"]["owners"]} for plan in (seen, done)
+    )
+    assert predicted == started
+    assert predicted["drafts"] == 8 * worker.info["max_drafts"] * worker.info["vocab_size"] * 4
+    assert seen["memory"]["kv_per_token"] == done["memory"]["kv_per_token"]
+    loaded = launch.load(config)
+    assert loaded.drafter is not None
+    parts = seen["memory"]["owners"][0]["parts"]
+    assert parts["drafter"] == sum(loaded.drafter.weights.values()) > 0
+
+
+def test_a_drafter_that_does_not_fit_beside_its_target_is_refused_before_loading(
+    tiny_checkpoint: CheckpointMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tiny_checkpoint("llama"))
+    alone = look(path).ledger.weights
+    free = alone + alone // 2
+    look(path, free)
+    monkeypatch.setattr(launch, "load_model", lambda *_: pytest.fail("the weights were loaded"))
+    with pytest.raises(DoesNotFitError, match=r"(?s)weights and one KV block need .*drafter "):
+        look(path, free, drafter="draft_model", drafter_model=path)
 
 
 def test_nothing_is_read_for_a_prediction(
@@ -175,7 +228,7 @@ def test_a_gpu_that_is_not_here_keeps_a_reserve(large: str) -> None:
     owners = {owner["owner"]: owner["predicted"] for owner in plan["memory"]["owners"]}
     assert owners["reserve"] == 14_100_000_000
     assert sum(owners.values()) <= 141_000_000_000
-    assert {kernel["kernel"] for kernel in plan["kernels"]} == {"triton"}
+    assert {kernel["kernel"] for kernel in plan["kernels"]} == {"triton", "hopper"}
 
 
 def test_the_table_shows_every_owner_and_what_was_measured() -> None:

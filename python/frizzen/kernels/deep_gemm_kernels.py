@@ -155,7 +155,7 @@ class GroupedExperts:
         mean = max(tokens * places.top_k // places.experts, 1)
         gate_up = self._multiply(places.gather(x, found, rounded=self.rounded), w13, found, mean)
         act = places.activate(gate_up, found, rounded=self.rounded)
-        return places.add_up(self._multiply(act, w2, found, mean), found, weights, ids)
+        return places.add_up(self._multiply(act, w2, found, mean), found.places, weights, ids)
 
     def _multiply(self, rows: Rows, weight: Any, found: Sorted, mean: int) -> Tensor:
         """``rows [R, K]`` -> ``[R, N]``; ``mean`` is a hint: the rows that an expert has on average."""

@@ -95,6 +95,8 @@ def runs(op: str) -> Iterator[tuple[str, Run]]:
         yield "one decode", _attention((1, 1))
         yield "decodes", _attention((5, 1), (16, 1), (17, 1), (130, 1), (1, 1))
         yield "whole prompts", _attention((37, 37), (16, 16), (2, 2))
+        yield "long contexts", _attention((700, 1), (3, 1), (530, 5))
+        yield "long prompts", _attention((70, 1), (420, 290), (270, 270))
         yield "everything", _attention((9, 1), (70, 1), (64, 64), (33, 7), (150, 40))
 
 
@@ -105,7 +107,12 @@ def _latent(
     return {"heads": heads, "scale": (nope_dim + rope_dim) ** -0.5, "block_size": 16, **sizes}
 
 
-_LATENT = (_latent(4, 128, 64, 128, 512), _latent(3, 24, 8, 40, 48))
+_LATENT = (
+    _latent(4, 128, 64, 128, 512),
+    _latent(3, 24, 8, 40, 48),
+    _latent(16, 128, 64, 128, 512),
+    _latent(128, 128, 64, 128, 512),
+)
 
 SHAPES: Mapping[str, tuple[Mapping[str, ShapeValue], ...]] = {
     MOE_ROUTE_SPARSEMIXER.name: tuple(

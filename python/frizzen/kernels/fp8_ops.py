@@ -1,7 +1,8 @@
 """The ops of layers whose weights are in FP8, in the style of ``ops`` and ``moe_ops``.
 
 A kernel may round what goes into a product to FP8 as well: the numbers of a token in groups of up to 128
-inputs, the largest of which becomes 448. So inputs that this leaves as they are give one result only.
+inputs, or all of them if the weights have one scale per output; the largest of a group becomes 448. So inputs
+that this leaves as they are give one result only.
 """
 
 from __future__ import annotations

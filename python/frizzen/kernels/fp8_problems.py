@@ -95,6 +95,7 @@ SHAPES: Mapping[str, tuple[Mapping[str, ShapeValue], ...]] = {
             (304, 96, False, _BY_ROW),
             (512, 72, True, _CHANNEL),
             (67, 45, False, _BLOCK),
+            (256, 80, True, _CHANNEL),
         )
     ),
     MOE_EXPERTS_FP8.name: (

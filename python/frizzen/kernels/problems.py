@@ -43,7 +43,7 @@ from frizzen.kernels.plan import Candidate, Op, Reason
 from frizzen.kernels.problem_inputs import Inputs, Run, paged_step
 from frizzen.quantize.fp8 import FP8
 
-__all__ = ["OPS", "SHAPES", "TOLERANCE", "Inputs", "Run", "disagreement", "paged_step"]
+__all__ = ["OPS", "SHAPES", "TOLERANCE", "Inputs", "Run", "disagreement", "paged_step", "runs"]
 
 OPS: tuple[Op[Any], ...] = (
     LINEAR,
@@ -149,7 +149,8 @@ def _attention(*rows: tuple[int, int]) -> Run:
     return run
 
 
-def _runs(op: str) -> Iterator[tuple[str, Run]]:
+def runs(op: str) -> Iterator[tuple[str, Run]]:
+    """Labels and problems of an op."""
     makers: dict[str, Callable[[int], Run]] = {
         LINEAR.name: _linear,
         LM_HEAD.name: _linear,
@@ -173,6 +174,7 @@ def _runs(op: str) -> Iterator[tuple[str, Run]]:
     yield "whole prompts", _attention((37, 37), (16, 16), (2, 2))
     yield "chunks", _attention((37, 5), (48, 16), (131, 2))
     yield "everything", _attention((9, 1), (70, 1), (64, 64), (33, 7), (150, 40))
+    yield "long rows", _attention((9, 1), (260, 130), (300, 300), (141, 141), (389, 5))
 
 
 def _dense(heads: int, kv_heads: int, dim: int) -> dict[str, ShapeValue]:
@@ -256,10 +258,10 @@ def disagreement(
     oracle = oracles[op.name].build(oracle_facts)
     absolute, relative = TOLERANCE[facts.dtype]
     device = torch.device(facts.device)
-    runs = list(_runs(op.name))
+    problems = list(runs(op.name))
     if brief:
-        runs = [runs[index] for index in sorted({0, len(runs) // 2, len(runs) - 1})]
-    for label, run in runs:
+        problems = [problems[index] for index in sorted({0, len(problems) // 2, len(problems) - 1})]
+    for label, run in problems:
         found = run(kernel, facts, _inputs(facts.dtype, facts.dtype, device))
         wanted = run(oracle, oracle_facts, _inputs(facts.dtype, torch.float32, device))
         for name, want in wanted.items():

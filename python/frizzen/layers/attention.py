@@ -11,6 +11,7 @@ from frizzen.kernels.draft_ops import ATTENTION_DRAFT
 from frizzen.kernels.facts import ShapeValue
 from frizzen.kernels.ops import ATTENTION_PAGED, ROPE, PagedAttentionKernel
 from frizzen.layers.build import BuildContext, Norm, Normed, NormedMap, NormPlace, Sight
+from frizzen.layers.kv_scales import KvScales
 from frizzen.models.config import DecoderConfig
 
 __all__ = ["Attention"]
@@ -27,11 +28,15 @@ class Attention:
     ) -> None:
         plan, dtype, layer = context.plan, context.dtype, context.layer
         heads = {"heads": config.num_heads, "kv_heads": config.num_kv_heads, "head_dim": config.head_dim}
-        self._qkv = _projection(context, config, sight)
+        scales = KvScales.of(context, config) if sight is None else None
+        self._qkv = _projection(context, config, sight, scales)
         self._full_norms = _full_norms(context, config) if config.full_qk_norm else ()
         self._clip = config.clip_qkv
         self._q_norm = context.take("attention.q_norm") if config.qk_norm else None
         self._k_norm = context.take("attention.k_norm") if config.qk_norm else None
+        if scales is not None and self._q_norm is not None and self._k_norm is not None:
+            self._q_norm.mul_(scales.key.to(dtype))
+            self._k_norm.div_(scales.key.to(dtype))
         self._eps = config.rms_eps
         self.kernel = _kernel(context, config, window, sight)
         self._rope_kernel = plan.resolve(
@@ -45,16 +50,24 @@ class Attention:
             **heads,
         )
         self._sinks = context.take("attention.sinks") if config.sinks else None
-        self._out = context.linear("attention_out", "attention.out", bias=config.output_bias)
+        out_gains = None if scales is None else scales.of_out()
+        self._out = context.linear("attention_out", "attention.out", bias=config.output_bias, gains=out_gains)
         self._device = context.device
         self._rope: Callable[[Tensor, Tensor, Tensor, Tensor], None] = _without_cache
         self._attend: Callable[[Tensor, Any], Tensor] = _without_cache
+        self._turn_and_attend: Callable[[Tensor, Tensor, Tensor, Tensor, Any], Tensor] = _without_cache
 
     def allocate_kv(self, num_blocks: int) -> None:
         """Makes the cache in the attention kernel's layout; an earlier one is dropped."""
         cache = self.kernel.allocate(num_blocks, self._device)
         self._rope = self._rope_kernel.prepare(cache, self._q_norm, self._k_norm, self._eps)
         self._attend = self.kernel.prepare(cache, self._sinks)
+        self._turn_and_attend = self._apart
+        # As with norms: the attention kernel may do what the rotation named in the plan is equal to.
+        if isinstance(self._rope_kernel, getattr(self.kernel, "turns", ())):
+            norms = self._q_norm, self._k_norm, self._eps
+            fold = getattr(self.kernel, "prepare_turned")  # noqa: B009
+            self._turn_and_attend = fold(self._rope_kernel, cache, norms, self._sinks)
 
     @property
     def norm(self) -> Norm:
@@ -90,25 +103,38 @@ class Attention:
         self, x: Tensor, residual: Tensor | None, cos: Tensor, sin: Tensor, slots: Tensor, state: Any
     ) -> tuple[Tensor, Tensor]:
         """See ``decoder.AttentionLayer``."""
-        queries, residual = self.write(x, residual, cos, sin, slots)
-        return self._out(self._attend(queries, state)), residual
+        qkv, residual = self._qkv(x, residual)
+        self._bound(qkv)
+        return self._out(self._turn_and_attend(qkv, cos, sin, slots, state)), residual
+
+    def _apart(self, qkv: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, state: Any) -> Tensor:
+        """Rotation, then attention: two launches."""
+        self._rope(qkv, cos, sin, slots)
+        return self._attend(qkv, state)
 
     def _store(self, qkv: Tensor, cos: Tensor, sin: Tensor, slots: Tensor) -> Tensor:
+        self._bound(qkv)
+        self._rope(qkv, cos, sin, slots)
+        return qkv
+
+    def _bound(self, qkv: Tensor) -> None:
+        """Norms over all heads, and the clip, of models that have them; in place."""
         for place, norm in self._full_norms:
             qkv[:, place] = norm(qkv[:, place], None)
         if self._clip:
             qkv.clamp_(-self._clip, self._clip)
-        self._rope(qkv, cos, sin, slots)
-        return qkv
 
 
-def _projection(context: BuildContext, config: DecoderConfig, sight: Sight | None) -> NormedMap:
+def _projection(
+    context: BuildContext, config: DecoderConfig, sight: Sight | None, scales: KvScales | None
+) -> NormedMap:
     names, place = (
         ("attention.q", "attention.k", "attention.v"),
         NormPlace("input_norm", config.rms_eps, config.layer_norm),
     )
     if sight is None:
-        return context.normed_linear(place, "qkv", *names, bias=config.qkv_bias)
+        gains = None if scales is None else scales.of_qkv(config)
+        return context.normed_linear(place, "qkv", *names, bias=config.qkv_bias, gains=gains)
     # What a draft layer stores does not always come through its norm, so the two stay apart.
     norm = context.norm(place.name, place.name, place.eps, centred=place.centred)
     return Normed(norm, context.linear("qkv", *names, bias=config.qkv_bias))

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     # The loader builds models out of layers: at run time, layers know nothing of it.
     from frizzen.loading.checkpoint import Weights
 
-__all__ = ["BuildContext", "Map", "Norm", "NormPlace", "Normed", "NormedMap", "Sight"]
+__all__ = ["BuildContext", "Gains", "Map", "Norm", "NormPlace", "Normed", "NormedMap", "Sight"]
 
 Map = Callable[[Tensor], Tensor]
 Norm = Callable[[Tensor, Tensor | None], Tensor]
@@ -75,6 +75,26 @@ class _SiluMulOf:
 
 
 @dataclass(frozen=True, slots=True)
+class Gains:
+    """What the constants of a product are multiplied by: powers of two, so that nothing is rounded."""
+
+    factors: Tensor
+    """``[out]`` float32 for its outputs, ``[1]`` for its inputs."""
+    outputs: bool = True
+    """Whether outputs are multiplied, their biases included; otherwise inputs."""
+
+    def apply(self, weight: Tensor | Fp8Weight, bias: Tensor | None) -> None:
+        """Changes ``weight [out, in]`` and ``bias [out]``; rows that share a scale have one factor."""
+        if isinstance(weight, Fp8Weight):
+            factors = self.factors[:: weight.rows] if self.outputs else self.factors
+            weight.scale.mul_(factors.unsqueeze(1))
+        else:
+            weight.mul_(self.factors.unsqueeze(1).to(weight.dtype))
+        if bias is not None and self.outputs:
+            bias.mul_(self.factors.to(bias.dtype))
+
+
+@dataclass(frozen=True, slots=True)
 class Sight:
     """What the tokens of a draft layer see, where it is not simply what came before them."""
 
@@ -113,9 +133,13 @@ class BuildContext:
         """The same in FP8, where all are stored and kept so."""
         return self.weights.take_fp8(*(self.prefix + name for name in names))
 
-    def linear(self, site: str, *names: str, bias: bool) -> Map:
+    def has(self, name: str) -> bool:
+        """Whether an optional parameter is there."""
+        return self.weights.has(self.prefix + name)
+
+    def linear(self, site: str, *names: str, bias: bool, gains: Gains | None = None) -> Map:
         """One product for all of ``names``: of their ``.weight`` and, with ``bias``, their ``.bias``."""
-        kernel, constants = self._linear(LINEAR, site, names, bias, 1)
+        kernel, constants = self._linear(LINEAR, site, names, bias, 1, gains)
         product: Map = kernel.prepare(*constants)
         return product
 
@@ -125,9 +149,11 @@ class BuildContext:
         product: Map = kernel.prepare(*constants)
         return product
 
-    def normed_linear(self, norm: NormPlace, site: str, *names: str, bias: bool) -> NormedMap:
+    def normed_linear(
+        self, norm: NormPlace, site: str, *names: str, bias: bool, gains: Gains | None = None
+    ) -> NormedMap:
         """A norm and :meth:`linear`."""
-        return self._normed(norm, *self._linear(LINEAR, site, names, bias, 1))
+        return self._normed(norm, *self._linear(LINEAR, site, names, bias, 1, gains))
 
     def normed_linear_silu_mul(
         self, norm: NormPlace, site: str, gate: str, up: str, *, bias: bool
@@ -193,15 +219,23 @@ class BuildContext:
         return fold(*constants) if fold else Normed(norm, kernel.prepare(*constants))
 
     def _linear(
-        self, op: Op[LinearKernel], site: str, names: tuple[str, ...], bias: bool, halves: int
+        self,
+        op: Op[LinearKernel],
+        site: str,
+        names: tuple[str, ...],
+        bias: bool,
+        halves: int,
+        gains: Gains | None = None,
     ) -> tuple[Any, tuple[Any, Tensor | None]]:
         """The kernel of a product, and its constants."""
         kept = self.take_fp8(*(f"{name}.weight" for name in names))
-        if kept is not None:
-            quantised = self._linear_fp8(kept, site, bias)
-            of_kept = quantised if op is LINEAR else _SiluMulOf(quantised)
-            return of_kept, (kept, self.take(*(f"{name}.bias" for name in names)) if bias else None)
-        weight = self.take(*(f"{name}.weight" for name in names))
+        weight = self.take(*(f"{name}.weight" for name in names)) if kept is None else kept
+        biases = self.take(*(f"{name}.bias" for name in names)) if bias else None
+        if gains is not None:
+            gains.apply(weight, biases)
+        if isinstance(weight, Fp8Weight):
+            quantised = self._linear_fp8(weight, site, bias)
+            return (quantised if op is LINEAR else _SiluMulOf(quantised)), (weight, biases)
         kernel = self.plan.resolve(
             op,
             self.dtype,
@@ -211,7 +245,7 @@ class BuildContext:
             out_features=weight.shape[0] // halves,
             bias=bias,
         )
-        return kernel, (weight, self.take(*(f"{name}.bias" for name in names)) if bias else None)
+        return kernel, (weight, biases)
 
     def _linear_fp8(self, weight: Fp8Weight, site: str, bias: bool) -> Fp8LinearKernel:
         size_out, size_in = weight.data.shape

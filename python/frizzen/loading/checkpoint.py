@@ -214,7 +214,9 @@ def _matched(
         matched[parameter.name] = parameter
         for tensor in stored:
             known.add(tensor.name)
-            if (shape := found[tensor.name]) != tensor.shape:
+            shape = found[tensor.name]
+            # One number may stand with a dimension or without.
+            if shape != tensor.shape and (tensor.shape, shape) != ((1,), ()):
                 mismatched[tensor.name] = ShapeMismatch(tensor.name, tensor.shape, shape)
     unexpected = [
         name for name in found if name not in known and not any(re.search(p, name) for p in ignored)

@@ -35,6 +35,7 @@ __all__ = [
     "LoadRequest",
     "OpenModel",
     "Rehearsed",
+    "build_model",
     "choose_dtype",
     "detect_format",
     "ignored_tensors",
@@ -100,6 +101,8 @@ class Rehearsed:
     """Bytes of the parameters by owner, in the dtype they are kept in."""
     kv_bytes_per_token: int
     """All layers."""
+    model: CausalLM | PoolingModel
+    """The model itself, of tensors without data: what a drafter is rehearsed beside."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +128,7 @@ def load_model(request: LoadRequest, plan: PlanBuilder) -> CausalLM | PoolingMod
         PlanError: no kernel serves a layer.
     """
     try:
-        return _build(request, plan, torch.device(request.device))[0]
+        return build_model(request, plan, torch.device(request.device))[0]
     finally:
         return_free_memory()
 
@@ -140,13 +143,14 @@ def rehearse_model(request: LoadRequest, plan: PlanBuilder) -> Rehearsed:
     Raises:
         The errors of :func:`load_model`.
     """
-    model, weights = _build(request, plan, torch.device("meta"))
-    return Rehearsed(model.max_model_len, dict(weights.bytes_by_owner), model.kv_bytes_per_token())
+    model, weights = build_model(request, plan, torch.device("meta"))
+    return Rehearsed(model.max_model_len, dict(weights.bytes_by_owner), model.kv_bytes_per_token(), model)
 
 
-def _build(
+def build_model(
     request: LoadRequest, plan: PlanBuilder, device: torch.device
 ) -> tuple[CausalLM | PoolingModel, Weights]:
+    """The model on ``device`` and what it took; raises as :func:`load_model`, which cleans up behind it."""
     if request.pools:
         # Here, since it builds on this module.
         from frizzen.loading.pooling import build_pooling_model

@@ -37,10 +37,12 @@ def fp8_scheme(raw: HfConfig) -> Fp8Scheme | None:
     )
 
 
-def _compressed(raw: HfConfig, values: Mapping[str, Any]) -> Fp8Scheme:
-    """Every group of layers must have the same FP8 weights."""
-    _require(raw, values, "format", (None, "float-quantized"))
+def _compressed(raw: HfConfig, values: Mapping[str, Any]) -> Fp8Scheme | None:
+    """Every group of layers must have the same FP8 weights. None if only the KV cache has scales."""
     groups = [group.get("weights") or {} for group in (values.get("config_groups") or {}).values()]
+    if not groups and values.get("kv_cache_scheme"):
+        return None
+    _require(raw, values, "format", (None, "float-quantized"))
     if not groups:
         raise UnsupportedModelError(f"{raw.path}: config_groups of compressed-tensors is empty")
     blocks = set()

@@ -15,6 +15,7 @@ from torch import Tensor
 from frizzen.layers.attention import Attention
 from frizzen.layers.build import BuildContext, Map, NormPlace, Sight
 from frizzen.layers.decoder import AttentionLayer, DecoderLayer, FeedForward
+from frizzen.layers.kv_scales import decide_kv_scales
 from frizzen.layers.mla import LatentAttention
 from frizzen.layers.mlp import Mlp
 from frizzen.layers.moe import ExpertLoad, MoeLayer
@@ -176,9 +177,19 @@ def _attention_parameters(
             add("attention.q_norm", sizes[:1], "self_attn.q_norm.weight", "attn_q_norm.weight"),
             add("attention.k_norm", sizes[1:], "self_attn.k_norm.weight", "attn_k_norm.weight"),
         ]
+    found += [_kv_scale(add, part) for part in "kv"]
     if config.sinks:
         found.append(add("attention.sinks", (config.num_heads,), "self_attn.sinks", "attn_sinks.weight"))
     return found
+
+
+def _kv_scale(add: Callable[..., Parameter], part: str) -> Parameter:
+    """What keys or values in an FP8 cache are divided by: of the layer, or of its projection."""
+    found = add(f"attention.{part}_scale", (1,), f"self_attn.{part}_scale", "")
+    names = (f"{part}_proj.{part}_scale", f"{part}_proj.output_scale")
+    others = (str(found.hf).replace(f"{part}_scale", name) for name in names)
+    sources = tuple(Source((Stored(name, found.shape),)) for name in others)
+    return replace(found, gguf=None, required=False, sources=sources)
 
 
 def halves_apart(parameter: Parameter, heads: int, kept: int = 0) -> Parameter:
@@ -243,6 +254,7 @@ def build(config: DecoderConfig, context: BuildContext) -> CausalLM:
     divisors = context.take("rope_divisors") if context.weights.has("rope_divisors") else None
     moe = config.moe
     load = ExpertLoad(moe.layers, moe.num_experts, context.device) if moe else None
+    decide_kv_scales(context, config.num_layers)
     layers = [decoder_layer(config, context, index, load) for index in range(config.num_layers)]
     return CausalLM(
         config,

@@ -161,7 +161,7 @@ class Vocabulary:
         if weights.has("d2t"):
             steps = context.take("d2t", dtype=torch.int64)
             ids = torch.arange(draft_size, device=steps.device) + steps
-            for worst in (int(ids.min()), int(ids.max())):
+            for worst in () if ids.is_meta else (int(ids.min()), int(ids.max())):
                 if not 0 <= worst < size:
                     raise UnsupportedModelError(
                         f"{raw.path}: d2t leads to token {worst}, the target's vocabulary is {size}"

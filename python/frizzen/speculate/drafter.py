@@ -28,7 +28,7 @@ from torch import Tensor
 
 from frizzen.step import StepContext
 
-__all__ = ["Asked", "Choose", "DraftBlocks", "Drafter", "Proposed", "Seen"]
+__all__ = ["Asked", "Asking", "Choose", "DraftBlocks", "Drafter", "Proposed", "Seen", "Spots", "lay_out"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,56 +70,110 @@ class DraftBlocks:
         return cls(num_blocks, -(-reach // block_size), block_size)
 
     def total(self, rows: int) -> int:
-        """Blocks of the drafter's caches, for a batch of ``rows``."""
-        return self.first + rows * self.width
+        """Blocks of the drafter's caches, for a batch of ``rows`` and one row more, which is padding's."""
+        return self.first + (rows + 1) * self.width
 
-    def table(self, table: Tensor, rows: Tensor, ends: Tensor, max_context: int) -> Tensor:
-        """``[R, blocks]`` int32, the blocks of contexts up to ``max_context`` tokens.
 
-        ``table`` holds the rows' own, ``rows`` ``[R]`` says which persistent rows they are. A row's own
-        blocks are those of its first ``ends`` ``[R]`` tokens: what its table has past these may be
-        another's by now.
-        """
-        columns = torch.arange(-(-max_context // self.block_size), device=table.device)
-        past = columns - torch.div(ends - 1, self.block_size, rounding_mode="floor")[:, None]
-        private = self.first + rows[:, None] * self.width + (past - 1).clamp(0, self.width - 1)
-        known = torch.nn.functional.pad(table, (0, max(len(columns) - table.shape[1], 0)))[:, : len(columns)]
-        return torch.where(past <= 0, known, private).int()
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """Rows that drafts are wanted for, before it is known where these stand."""
+
+    step: StepContext
+    """The step that they sampled in, of ``B`` rows."""
+    ends: Tensor
+    """``[B]`` int64, the tokens of each row that count."""
+    step_rows: Tensor
+    """``[R]`` int64, which of the step's rows."""
+    rows: Tensor
+    """``[R]`` int64, which persistent rows they are."""
+    blocks: DraftBlocks
+    reach: int
+
+    @property
+    def max_context(self) -> int:
+        """With all drafts."""
+        return self.step.max_context + self.reach
+
+
+@dataclass(frozen=True, slots=True)
+class Spots:
+    """Where drafts stand: ``reach`` of each of ``R`` rows, from its end on."""
+
+    ends: Tensor
+    """``[R]`` int64."""
+    last: Tensor
+    """``[R]`` int64, where each row's last token that counts stands in the step."""
+    table: Tensor
+    """``[R, blocks]`` int32, a row's own blocks of its first ``ends`` tokens, then private ones: what its
+    table has past the former may be another's by now."""
+    positions: Tensor
+    """``[reach, R]`` int64."""
+    slots: Tensor
+    """``[reach, R]`` int64."""
+    lengths: Tensor
+    """``[reach, R]`` int32, the context of each draft, itself included."""
+
+
+def lay_out(asking: Asking) -> Spots:
+    """By torch's operators, on any device."""
+    step, blocks, device = asking.step, asking.blocks, asking.ends.device
+    size, rows = blocks.block_size, asking.step_rows
+    ends = asking.ends.index_select(0, rows)
+    own = torch.div(ends - 1, size, rounding_mode="floor")[:, None]
+    columns = torch.arange(-(-asking.max_context // size), device=device)
+    private = blocks.first + asking.rows[:, None] * blocks.width
+    private = private + (columns - own - 1).clamp(0, blocks.width - 1)
+    known = step.block_table.index_select(0, rows)
+    known = torch.nn.functional.pad(known, (0, max(len(columns) - known.shape[1], 0)))[:, : len(columns)]
+    table = torch.where(columns <= own, known, private).int()
+    positions = ends + torch.arange(asking.reach, device=device)[:, None]
+    # In one piece: kernels take the slots of one place for all rows as they lie.
+    block = table.gather(1, (positions // size).t()).t().contiguous().long()
+    return Spots(
+        ends=ends,
+        last=step.query_start.long()[rows + 1] - 1 - (step.seq_lens.long()[rows] - ends),
+        table=table,
+        positions=positions,
+        slots=block * size + positions % size,
+        lengths=(positions + 1).int(),
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
     """The ``R`` rows that drafts are wanted for: those that sampled in the step."""
 
-    step_rows: Tensor
-    """``[R]`` int64, which of the step's rows."""
     tokens: Tensor
-    """``[R]`` int64, what they sampled last: the token at position ``ends``."""
-    ends: Tensor
-    """``[R]`` int64."""
-    last: Tensor
-    """``[R]`` int64, where each row's last token that counts stands in the step."""
-    table: Tensor
-    """``[R, blocks]`` int32, blocks for as far as the drafter reaches."""
-    block_size: int
+    """``[R]`` int64, what they sampled last: the token at the row's end."""
+    spots: Spots
+    borders: Tensor
+    """``[R + 1]`` int32, from 0 to ``R``."""
     max_context: int
+    real: Tensor | None = None
+    """``[1]`` int32, how many of the rows are real; those after them are padding. ``None``: all are."""
 
     def step(self, offset: int, width: int) -> StepContext:
         """A pass over ``width`` tokens of each row, from ``offset`` past its end."""
-        device, rows = self.ends.device, len(self.ends)
-        positions = self.ends[:, None] + torch.arange(offset, offset + width, device=device)
-        blocks = self.table.gather(1, positions // self.block_size).long()
+        rows, spots = len(self.tokens), self.spots
+        if width == 1:
+            positions, slots = spots.positions[offset], spots.slots[offset]
+            borders, real = self.borders, self.real
+        else:
+            within = slice(offset, offset + width)
+            positions, slots = spots.positions[within].t().flatten(), spots.slots[within].t().flatten()
+            borders, real = self.borders * width, None if self.real is None else self.real * width
         return StepContext(
-            positions=positions.flatten(),
-            slots=(blocks * self.block_size + positions % self.block_size).flatten(),
-            query_start=torch.arange(0, (rows + 1) * width, width, dtype=torch.int32, device=device),
-            seq_lens=(self.ends + offset + width).int(),
-            block_table=self.table,
+            positions=positions,
+            slots=slots,
+            query_start=borders,
+            seq_lens=spots.lengths[offset + width - 1],
+            block_table=spots.table,
             num_rows=rows,
             num_single=rows if width == 1 else 0,
             num_tokens=rows * width,
             max_query=width,
             max_context=self.max_context,
+            valid=real,
         )
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import traceback
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from frizzen.speculate.drafter import Asked, Choose, DraftBlocks, Drafter, Proposed, Seen
+from frizzen.speculate.drafter import Asked, Asking, Choose, DraftBlocks, Drafter, Proposed, Seen, lay_out
 from frizzen.speculate.proposals import Chooser, Kept, greedy
 from frizzen.speculate.rejection import Judge
 from frizzen.speculate.verify import DraftRows
@@ -26,12 +28,13 @@ class Sampling:
     """``[R]`` int64, their persistent rows."""
     tokens: Tensor
     """``[R]`` int64, the last that counts of each."""
-    rejected: Tensor
-    """``[R]`` int64, drafts of the step that do not count."""
-    temperature: Tensor
-    """``[R]`` float32."""
-    uniforms: Tensor
-    """``[R]`` float64, the draw of the row's last position."""
+    rejected: Tensor | None = None
+    """``[R]`` int64, drafts of the step that do not count; ``None``: those seen have been left out."""
+    draws: tuple[Tensor, Tensor] | None = None
+    """``[R]`` float32, their temperatures, and ``[R]`` float64, the draws of their last positions; ``None``
+    drafts greedily."""
+    real: Tensor | None = None
+    """``[1]`` int32, how many of the rows are no padding; ``None``: all."""
 
 
 class Drafting:
@@ -41,12 +44,28 @@ class Drafting:
         drafter: The drafter, its caches made.
         blocks: Where its drafts are written.
         kept: Where distributions of drawn drafts are kept; ``None`` drafts greedily.
+        believed: Whether the drafter's own chances of its drafts mean something; where verdicts are forced,
+            they do not.
     """
 
-    def __init__(self, drafter: Drafter, blocks: DraftBlocks, kept: Kept | None = None) -> None:
+    def __init__(
+        self,
+        drafter: Drafter,
+        blocks: DraftBlocks,
+        kept: Kept | None = None,
+        *,
+        believed: bool = True,
+        on_gpu: bool = False,
+    ) -> None:
         self._drafter = drafter
         self._blocks = blocks
         self._kept = kept
+        self._believed = believed
+        self._lay_out = lay_out
+        if on_gpu and find_spec("triton") is not None:
+            from frizzen.kernels.triton import drafts
+
+            self._lay_out = drafts.lay_out
         self.failed: str | None = None
         """Why the drafter is out of service; its context is not kept any more."""
 
@@ -58,7 +77,7 @@ class Drafting:
         return {
             "name": self._drafter.name,
             "max_drafts": max_drafts,
-            "has_confidence": self._drafter.has_confidence,
+            "has_confidence": self._believed and self._drafter.has_confidence,
             "needs_context": True,
             "lookahead": 0,
         }
@@ -95,11 +114,8 @@ class Drafting:
         """
         if self.failed:
             return None
-        if sampling is not None:
-            seen = seen.without(sampling.step_rows, sampling.rejected)
         try:
-            asked = self._asked(seen, sampling) if sampling is not None and count else None
-            return self._drafter.advance(seen, asked, self._choose(sampling), count)
+            return self.propose(seen, sampling, count)
         # Any error at all: a drafter is a help, and serving goes on without it.
         except Exception as error:  # noqa: BLE001
             place = traceback.extract_tb(error.__traceback__)[-1]
@@ -107,22 +123,28 @@ class Drafting:
             self.failed = f"{type(error).__name__}: {text} ({place.name}, line {place.lineno})"
             return None
 
+    def propose(self, seen: Seen, sampling: Sampling | None, count: int) -> Proposed | None:
+        """The same, and raises what the drafter raises."""
+        if sampling is not None and sampling.rejected is not None:
+            seen = seen.without(sampling.step_rows, sampling.rejected)
+        asked = self._asked(seen, sampling) if sampling is not None and count else None
+        proposed = self._drafter.advance(seen, asked, self._choose(sampling), count)
+        return proposed if self._believed or proposed is None else Proposed(proposed.tokens)
+
     def _asked(self, seen: Seen, sampling: Sampling) -> Asked:
-        step, rows = seen.step, sampling.step_rows
-        ends = seen.ends.index_select(0, rows)
-        max_context = step.max_context + self._drafter.reach
-        table = step.block_table.index_select(0, rows)
+        asking = Asking(
+            seen.step, seen.ends, sampling.step_rows, sampling.rows, self._blocks, self._drafter.reach
+        )
+        rows, device = len(sampling.tokens), sampling.tokens.device
         return Asked(
-            step_rows=rows,
             tokens=sampling.tokens,
-            ends=ends,
-            last=step.query_start.long()[rows + 1] - 1 - (step.seq_lens.long()[rows] - ends),
-            table=self._blocks.table(table, sampling.rows, ends, max_context),
-            block_size=self._blocks.block_size,
-            max_context=max_context,
+            spots=self._lay_out(asking),
+            borders=torch.arange(rows + 1, dtype=torch.int32, device=device),
+            max_context=asking.max_context,
+            real=sampling.real,
         )
 
     def _choose(self, sampling: Sampling | None) -> Choose:
-        if self._kept is None or sampling is None:
+        if self._kept is None or sampling is None or sampling.draws is None:
             return greedy
-        return Chooser(self._kept, sampling.rows, sampling.temperature, sampling.uniforms)
+        return Chooser(self._kept, sampling.rows, *sampling.draws)

@@ -6,6 +6,12 @@ its keys stand in the slot of the token, ``p``, for the rotation at ``p - 1``: w
 on the tokens up to p alone, and the blocks of a cached prefix are right as they are, whatever follows them.
 The price is slot 0, which belongs to no entry and is hidden from every query.
 
+Several layers predict one token after the other: layer k takes ``(token p, state k - 1 of p - 1)``, where
+state 0 is the target's, and gives state k of p. So it has entries from slot k on, and predicts the k-th
+draft. Its context needs the states of the layer before it at every token, so all but the last run in full
+over each step, and in the slots of drafts each runs as long as a later draft reads it. More drafts than
+layers come from the last layer, whose own states follow each other as those of a single layer do.
+
 The state before the first token of a step comes from an earlier step, perhaps another row's, whose blocks the
 prefix cache handed over. So the state of the newest token in every block is kept by block (``_Carry``): a row
 goes on either within its last block, or after a block that is full.
@@ -13,25 +19,23 @@ goes on either within its last block, or after a block that is full.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from frizzen.kernels.ops import StepKernel
 from frizzen.layers.rotary import Rotary
 from frizzen.speculate.drafter import Asked, Choose, Proposed, Seen
+from frizzen.speculate.singles import known, singles
 from frizzen.step import StepContext
 
 __all__ = ["FusedDrafter", "FusedHead"]
 
 
 class FusedHead(Protocol):
-    """The layer of such a drafter and what stands around it."""
-
-    @property
-    def kernel(self) -> StepKernel:
-        """The layer's attention."""
+    """What predicts one draft: mostly one layer, and what stands around it."""
 
     @property
     def rotary(self) -> Rotary:
@@ -59,13 +63,19 @@ class FusedHead(Protocol):
     def states(self, hidden: Tensor, taps: tuple[Tensor, ...]) -> Tensor:
         """The target's states ``[T, state_size]`` as the layer takes them."""
 
-    def write(self, ids: Tensor, states: Tensor, cos: Tensor, sin: Tensor, slots: Tensor) -> None:
-        """Stores the entries of tokens ``[T]`` and the states before them, and computes nothing else."""
+    def bytes_per_token(self) -> int:
+        """Of the caches."""
+
+    def write(self, ids: Tensor, states: Tensor, cos: Tensor, sin: Tensor, step: StepContext) -> None:
+        """Stores the entries of a step's tokens ``[T]`` and the states before them, for no result."""
 
     def forward(
         self, ids: Tensor, states: Tensor, cos: Tensor, sin: Tensor, step: StepContext
     ) -> tuple[Tensor, Tensor]:
         """The states ``[R, state_size]`` that the entries give, and logits ``[R, Vd]`` float32."""
+
+    def run(self, ids: Tensor, states: Tensor, cos: Tensor, sin: Tensor, step: StepContext) -> Tensor:
+        """The states of ``forward``; for the layer before another one."""
 
 
 class FusedDrafter:
@@ -73,47 +83,78 @@ class FusedDrafter:
 
     has_confidence = False
 
-    def __init__(self, name: str, head: FusedHead, taps: tuple[int, ...], max_drafts: int) -> None:
+    def __init__(self, name: str, heads: Sequence[FusedHead], taps: tuple[int, ...], max_drafts: int) -> None:
         self.name = name
         self.taps = taps
         self.reach = max_drafts
-        self._head = head
-        self._carry: _Carry | None = None
+        self._heads = tuple(heads)
+        self._carries: tuple[_Carry, ...] = ()
 
     def bytes_per_token(self) -> int:
-        """The layer's cache, and the state of each block's newest token."""
-        state = self._head.state_size * self._head.dtype.itemsize
-        return self._head.kernel.bytes_per_token() + state
+        """The layers' caches, and the states of each block's newest token."""
+        return sum(head.bytes_per_token() + head.state_size * head.dtype.itemsize for head in self._heads)
 
     def allocate_kv(self, num_blocks: int, block_size: int) -> None:
-        """The layer's cache and the states by block."""
-        self._head.allocate_kv(num_blocks)
-        states = torch.zeros(
-            num_blocks, self._head.state_size, dtype=self._head.dtype, device=self._head.device
-        )
-        self._carry = _Carry(states, block_size)
+        """The layers' caches and the states by block."""
+        carries = []
+        for head in self._heads:
+            head.allocate_kv(num_blocks)
+            states = torch.zeros(num_blocks, head.state_size, dtype=head.dtype, device=head.device)
+            carries.append(_Carry(states, block_size))
+        self._carries = tuple(carries)
 
     def advance(self, seen: Seen, asked: Asked | None, choose: Choose, count: int) -> Proposed | None:
         """Entries of the step's tokens; then one token after the other."""
-        if self._carry is None:
+        if not self._carries:
             raise RuntimeError("allocate_kv must be called before the first step")
-        head, step = self._head, seen.step
-        states = head.states(seen.hidden, seen.taps)
-        cos, sin = self._angles(step)
-        head.write(seen.ids, self._carry.before(states, seen), cos, sin, step.slots)
+        given = self._take_in(seen)
         if asked is None:
             return None
-        tokens, states, drafts = asked.tokens, states.index_select(0, asked.last), []
-        for place in range(count):
-            one = asked.step(place, 1)
-            cos, sin = self._angles(one)
-            states, logits = head.forward(tokens, states, cos, sin, one)
-            tokens = choose(logits, place, head.ids)
-            drafts.append(tokens)
-        return Proposed(torch.stack(drafts, 1))
+        ends = [states.index_select(0, asked.spots.last) for states in given]
+        return Proposed(torch.stack(self._draft(ends, asked, choose, count), 1))
 
-    def _angles(self, step: StepContext) -> tuple[Tensor, Tensor]:
-        return self._head.rotary.angles((step.positions - 1).clamp(min=0))
+    def _take_in(self, seen: Seen) -> list[Tensor]:
+        """Writes every layer's entries of a step; the states ``[T, state_size]`` that each of them takes."""
+        step, last = seen.step, self._heads[-1]
+        cos, sin = self._angles(step.positions)
+        states = self._heads[0].states(seen.hidden, seen.taps)
+        given = [states]
+        for layer, head in enumerate(self._heads[:-1], 1):
+            before = self._carries[layer - 1].before(states, seen)
+            made = [
+                head.run(seen.ids[own], before[own], cos[own], sin[own], part) for own, part in singles(step)
+            ]
+            states = known(torch.cat(made), step.positions, layer)
+            given.append(states)
+        before = self._carries[-1].before(states, seen)
+        last.write(seen.ids, before, cos, sin, step)
+        return given
+
+    def _draft(self, states: list[Tensor], asked: Asked, choose: Choose, count: int) -> list[Tensor]:
+        """``count`` drafts ``[R]``, from the states of the rows' last tokens by the layer that takes them."""
+        heads, tokens, drafts = self._heads, asked.tokens, []
+        shape = (self.reach, len(tokens), -1)
+        cos, sin = (angle.view(shape) for angle in self._angles(asked.spots.positions.flatten()))
+        for place in range(count):
+            one, angles = asked.step(place, 1), (cos[place], sin[place])
+            drafting = min(place, len(heads) - 1)
+            # The states of this place, by the layer that takes them at the next one.
+            given = {}
+            for layer in range(drafting + 1, min(count, len(heads))):
+                if layer + 1 < min(count, len(heads)):
+                    own = heads[layer].run(tokens, states[layer], *angles, one)
+                    given[layer + 1] = known(own, asked.spots.positions[place], layer + 1)
+                else:
+                    heads[layer].write(tokens, states[layer], *angles, one)
+            state, logits = heads[drafting].forward(tokens, states[min(place, len(states) - 1)], *angles, one)
+            given[drafting + 1] = state
+            states = [given.get(layer, state) for layer in range(len(heads) + 1)]
+            tokens = choose(logits, place, heads[drafting].ids)
+            drafts.append(tokens)
+        return drafts
+
+    def _angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        return self._heads[0].rotary.angles((positions - 1).clamp(min=0))
 
 
 class _Carry:
@@ -129,6 +170,18 @@ class _Carry:
 
         Zeros before a text's first token.
         """
+        size = self._block_size
+        if states.device.type == "cuda" and find_spec("triton") is not None:
+            from frizzen.kernels.triton import drafts
+
+            out = torch.empty_like(states)
+            drafts.before(states, self._states, seen, size, out, filled=False)
+            drafts.keep(states, self._states, seen, size)
+            drafts.before(states, self._states, seen, size, out, filled=True)
+            return out
+        return self._before(states, seen)
+
+    def _before(self, states: Tensor, seen: Seen) -> Tensor:
         step, size = seen.step, self._block_size
         starts = step.query_start[:-1].long()
         at = step.positions.index_select(0, starts)
@@ -147,7 +200,8 @@ class _Carry:
     def _keep(self, states: Tensor, seen: Seen) -> None:
         step, size = seen.step, self._block_size
         tokens = torch.arange(step.num_tokens, dtype=torch.int32, device=states.device)
-        rows = torch.searchsorted(step.query_start[1:], tokens, right=True)
+        # Padding may come after the last row; its slots are of the null block.
+        rows = torch.searchsorted(step.query_start[1:], tokens, right=True).clamp_(max=step.num_rows - 1)
         last = seen.ends.index_select(0, rows) - 1
         newest = (step.positions == last) | ((step.positions < last) & ((step.positions + 1) % size == 0))
         self._states.index_copy_(0, torch.where(newest, step.slots // size, 0), states)

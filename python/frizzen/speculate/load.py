@@ -8,7 +8,7 @@ shared by reference and never copied.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from frizzen.layers.build import BuildContext
 from frizzen.loading.checkpoint import Checkpoint, Parameter, Weights
 from frizzen.loading.dummy import DummyCheckpoint
 from frizzen.loading.hf_config import HfConfig
-from frizzen.loading.load import LoadRequest, load_model, open_model
+from frizzen.loading.load import LoadRequest, build_model, open_model
 from frizzen.loading.safetensors import SafetensorsCheckpoint
 from frizzen.models.base import CausalLM
 from frizzen.parallel.config import ParallelConfig, for_draft
@@ -65,11 +65,15 @@ class LoadedDrafter:
     max_drafts: int
     parallel: ParallelConfig
     """The draft's own."""
+    weights: Mapping[str, int]
+    """Bytes of its own parameters by owner; the target's, which it shares, are not among them."""
 
 
 @torch.inference_mode()
 def load_drafter(request: DraftRequest, target: CausalLM, plan: PlanBuilder) -> LoadedDrafter:
     """Builds the drafter beside ``target``; ``plan`` is the one that the target was built into.
+
+    Beside a rehearsed target, whose tensors have no data, the drafter has none either: nothing is read.
 
     Raises:
         UnsupportedModelError: it does not fit the target: the text has both values.
@@ -80,10 +84,10 @@ def load_drafter(request: DraftRequest, target: CausalLM, plan: PlanBuilder) -> 
         raise LoadError(f"drafter is {request.name!r}, expected {', '.join(DRAFTERS)}")
     parallel = for_draft(request.target.parallel, request.tensor_parallel_size)
     scoped = plan.scoped("draft_", target.config.num_layers)
-    drafter, count = DRAFTERS[request.name](request, target, scoped, parallel)
+    drafter, count, weights = DRAFTERS[request.name](request, target, scoped, parallel)
     where = request.model or "the model's own checkpoint"
     plan.decide("drafter", request.name, f"up to {count} tokens per row and step, from {where}")
-    return LoadedDrafter(drafter, count, parallel)
+    return LoadedDrafter(drafter, count, parallel, dict(weights.bytes_by_owner))
 
 
 def draft_context(
@@ -101,7 +105,7 @@ def draft_context(
     )
 
 
-_Made = tuple[Drafter, int]
+_Made = tuple[Drafter, int, Weights]
 
 
 def _draft_model(
@@ -123,10 +127,10 @@ def _draft_model(
             + way_out("draft_model", "draft of another vocabulary")
         )
     count = request.num_drafts or USUAL_DRAFTS["draft_model"]
-    model = load_model(wanted, plan)
+    model, weights = build_model(wanted, plan, target.device)
     if not isinstance(model, CausalLM):
         raise UnsupportedModelError(f"the draft model {wanted.model} pools, and generates nothing")
-    return DraftModel(model, count), count
+    return DraftModel(model, count), count, weights
 
 
 def _mtp(request: DraftRequest, target: CausalLM, plan: PlanBuilder, parallel: ParallelConfig) -> _Made:
@@ -150,13 +154,11 @@ def _mtp(request: DraftRequest, target: CausalLM, plan: PlanBuilder, parallel: P
             target.device,
             ignored=mtp.ignored(source.config),
         )
-        head = mtp.build(target, draft_context(weights, target, plan, parallel))
+        heads = mtp.build(target, draft_context(weights, target, plan, parallel))
     finally:
         source.checkpoint.close()
-    count = request.num_drafts or USUAL_DRAFTS["mtp"]
-    if (depth := source.config.extra_layers) > 1:
-        plan.decide("layers", "1", f"of {depth} layers for further tokens, the first serves every draft")
-    return FusedDrafter("mtp", head, (), count), count
+    count = request.num_drafts or max(USUAL_DRAFTS["mtp"], len(heads))
+    return FusedDrafter("mtp", heads, (), count), count, weights
 
 
 def _eagle3(request: DraftRequest, target: CausalLM, plan: PlanBuilder, parallel: ParallelConfig) -> _Made:
@@ -169,7 +171,7 @@ def _eagle3(request: DraftRequest, target: CausalLM, plan: PlanBuilder, parallel
     finally:
         checkpoint.close()
     count = request.num_drafts or USUAL_DRAFTS["eagle3"]
-    return FusedDrafter("eagle3", head, config.taps, count), count
+    return FusedDrafter("eagle3", [head], config.taps, count), count, weights
 
 
 def _dspark(request: DraftRequest, target: CausalLM, plan: PlanBuilder, parallel: ParallelConfig) -> _Made:
@@ -181,7 +183,7 @@ def _dspark(request: DraftRequest, target: CausalLM, plan: PlanBuilder, parallel
         drafter = dspark.build(config, target, draft_context(weights, target, plan, parallel))
     finally:
         checkpoint.close()
-    return drafter, config.num_drafts
+    return drafter, config.num_drafts, weights
 
 
 DRAFTERS: dict[str, Callable[[DraftRequest, CausalLM, PlanBuilder, ParallelConfig], _Made]] = {

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from frizzen.kernels.largest import largest
 from frizzen.speculate.draws import Draw, derived
 from frizzen.speculate.rejection import Judge, one_hot
 from frizzen.speculate.verify import DraftRows
@@ -22,7 +23,7 @@ __all__ = ["Chooser", "Kept", "certain", "greedy"]
 
 def greedy(logits: Tensor, place: int, ids: Tensor | None = None) -> Tensor:
     """The likeliest token of each row; the lowest id of the drafter's among equals."""
-    tokens = logits.argmax(-1)
+    _, tokens = largest(logits)
     return tokens if ids is None else ids[tokens]
 
 

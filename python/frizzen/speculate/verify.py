@@ -77,6 +77,34 @@ class DraftRows:
             offsets=to_device(offsets, device),
         )
 
+    @classmethod
+    def of_decode(
+        cls, query_start: torch.Tensor, input_ids: torch.Tensor, real: torch.Tensor, width: int
+    ) -> DraftRows:
+        """Rows that all sample at each of their tokens, so that the device knows them without the host.
+
+        Args:
+            query_start: ``[R + 1]`` int32.
+            input_ids: ``[T]`` int64; tokens past the last row's are of no row.
+            real: ``[R]`` bool; a row that is padding has no drafts.
+            width: No row has more tokens.
+        """
+        last, device = len(input_ids) - 1, input_ids.device
+        starts = query_start.long()
+        counts = torch.where(real, starts[1:] - starts[:-1] - 1, 0)[:, None]
+        places = torch.arange(width, device=device)
+        index = starts[:-1, None] + torch.minimum(places, counts)
+        drafts = input_ids[(index + 1).clamp_(max=last)]
+        tokens = torch.arange(last + 1, dtype=torch.int32, device=device)
+        owners = torch.searchsorted(query_start[1:], tokens, right=True).clamp_(max=len(real) - 1)
+        return cls(
+            step_rows=torch.arange(len(real), device=device),
+            index=index,
+            drafts=torch.where(places < counts, drafts, -1),
+            owners=owners,
+            offsets=tokens - starts[owners],
+        )
+
     def preceding(self) -> torch.Tensor:
         """``[S, W - 1]`` int64, the drafts of its row before each position; -1 where there are fewer."""
         drafts = self.drafts[self.owners, :-1]
@@ -133,13 +161,11 @@ def verify(
     )
 
 
-def forced(acceptance: float, uniforms: torch.Tensor, rows: DraftRows) -> torch.Tensor:
-    """``[R, W]`` bool, verdicts that give ``acceptance`` tokens per row and step on average.
+def forced(acceptance: torch.Tensor, uniforms: torch.Tensor, rows: DraftRows) -> torch.Tensor:
+    """``[R, W]`` bool, verdicts that give ``acceptance`` (float64, no dimension) tokens per row and step.
 
     The mean counts the token after the drafts, as everywhere: 3.4 accepts two drafts always, and the third
-    with probability 0.4. For studies of speed; the text means nothing. ``uniforms`` is float64 ``[S]``.
+    with probability 0.4. For studies of speed; the text means nothing. ``uniforms`` ``[S]`` are below 1.
     """
-    always = int(acceptance - 1)
-    places = torch.arange(rows.index.shape[1], device=uniforms.device)
-    lucky = uniforms[rows.index] < acceptance - 1 - always
-    return (places < always) | ((places == always) & lucky)
+    places = torch.arange(1, rows.index.shape[1] + 1, device=uniforms.device)
+    return uniforms[rows.index] < acceptance - places

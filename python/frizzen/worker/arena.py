@@ -26,11 +26,12 @@ __all__ = [
     "RowStatus",
     "Rule",
     "Sections",
+    "num_rows",
     "num_tokens",
     "to_device",
 ]
 
-VERSION = 4
+VERSION = 5
 """Layout version that this worker reads, the header's first word."""
 
 
@@ -62,6 +63,8 @@ class Header(NamedTuple):
     max_context: int
     num_masks: int
     propose: int
+    irregular: int
+    """Written by the worker, see ``Arena.mark_irregular``."""
     token_vectors: int
     """1 if the step's tokens are to have a vector each."""
 
@@ -170,10 +173,18 @@ class Sections:
 class Arena:
     """One buffer: ``host`` is what the engine sees, ``device`` what the model computes on.
 
-    An arena may share its device's side with another, ``beside``: steps and their copies run one by one.
+    An arena may share its device's side with another, ``beside``: steps and their copies run one by one. On a
+    CPU both sides are one, unless they are ``mirrored`` as on a GPU.
     """
 
-    def __init__(self, layout: ArenaLayout, device: torch.device, beside: Arena | None = None) -> None:
+    def __init__(
+        self,
+        layout: ArenaLayout,
+        device: torch.device,
+        beside: Arena | None = None,
+        *,
+        mirrored: bool = False,
+    ) -> None:
         names = [section[0] for section in layout.sections]
         if names != [field.name for field in fields(Sections)]:
             raise ValueError(
@@ -182,9 +193,10 @@ class Arena:
         on_gpu = device.type == "cuda"
         self._host_bytes = torch.zeros(layout.nbytes, dtype=torch.uint8, pin_memory=on_gpu)
         self._device_bytes = self._host_bytes
-        if on_gpu and beside is not None:
+        self._mirrored = on_gpu or mirrored
+        if self._mirrored and beside is not None:
             self._device_bytes = beside._device_bytes
-        elif on_gpu:
+        elif self._mirrored:
             self._device_bytes = torch.zeros(layout.nbytes, dtype=torch.uint8, device=device)
         self.host = _views(self._host_bytes, layout)
         self.device = _views(self._device_bytes, layout)
@@ -210,16 +222,20 @@ class Arena:
             raise ValueError(f"the arena's layout version is {header.version}, this worker reads {VERSION}")
         return header
 
+    def mark_irregular(self) -> None:
+        """Tells the engine that the step's time says nothing about the next one like it."""
+        self.host.header[Header._fields.index("irregular")] = 1
+
     def upload(self, *, admissions: bool) -> None:
         """Brings the plan to the device, in stream order."""
-        if self._done is not None:
+        if self._mirrored:
             self._copy(
                 self._device_bytes, self._host_bytes, 0, self._results if admissions else self._admissions
             )
 
     def upload_masks(self, count: int) -> None:
         """Brings the step's ``count`` masks to the device, in stream order."""
-        if self._done is not None:
+        if self._mirrored:
             self.device.mask_rows[:count].copy_(self.host.mask_rows[:count], non_blocking=True)
             self.device.masks[:count].copy_(self.host.masks[:count], non_blocking=True)
 
@@ -228,7 +244,7 @@ class Arena:
 
         ``wait`` tells when they are there.
         """
-        if self._done is None:
+        if not self._mirrored:
             return
         if token_vectors:
             vectors = self.device.token_vectors[:token_vectors]
@@ -239,7 +255,8 @@ class Arena:
         elif Results.LOGPROBS in results:
             end = self._prompt
         self._copy(self._host_bytes, self._device_bytes, self._results, end)
-        self._done.record()
+        if self._done is not None:
+            self._done.record()
 
     def wait(self) -> None:
         """Waits for the last ``download``; other threads may run meanwhile."""
@@ -261,8 +278,18 @@ def to_device(
 
 
 def num_tokens(plan: Sections) -> torch.Tensor:
-    """``[1]`` int32, a view of the header's count of tokens: the lower half of its word."""
-    word = Header._fields.index("num_tokens")
+    """``[1]`` int32, a view of the header's count of tokens."""
+    return _word(plan, "num_tokens")
+
+
+def num_rows(plan: Sections) -> torch.Tensor:
+    """``[1]`` int32, a view of the header's count of rows."""
+    return _word(plan, "num_rows")
+
+
+def _word(plan: Sections, name: str) -> torch.Tensor:
+    """The lower half of a word of the header."""
+    word = Header._fields.index(name)
     return plan.header.view(torch.int32)[2 * word : 2 * word + 1]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -12,15 +14,15 @@ from frizzen.kernels.plan import PlanBuilder
 from frizzen.loading.load import LoadRequest
 from frizzen.models.base import CausalLM
 from frizzen.models.tapped import TappedModel
-from frizzen.progress import phase
 from frizzen.speculate.drafter import DraftBlocks, Seen
 from frizzen.speculate.drafting import Drafting, Sampling
 from frizzen.speculate.load import DRAFTERS, DraftRequest, LoadedDrafter, load_drafter
 from frizzen.speculate.proposals import Kept
 from frizzen.step import StepContext
-from frizzen.worker.warmup import run_steps
+from frizzen.worker.lattice import Lattice
+from frizzen.worker.warmup import Warmed, compile_steps, run_steps
 
-__all__ = ["DraftMemory", "drafting", "load", "stepping", "warm_up"]
+__all__ = ["DraftMemory", "compile_drafts", "drafting", "load", "stepping", "warm_up"]
 
 
 def load(
@@ -37,8 +39,7 @@ def load(
         model=config.drafter_model,
         num_drafts=config.num_speculative_tokens or fixed,
     )
-    with phase(f"load drafter {config.drafter}"):
-        return load_drafter(request, model, builder)
+    return load_drafter(request, model, builder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,13 @@ def drafting(config: EngineConfig, loaded: LoadedDrafter, model: CausalLM, num_b
             config.rejection_sample_method,
             model.device,
         )
-    return Drafting(loaded.drafter, blocks, kept)
+    return Drafting(
+        loaded.drafter,
+        blocks,
+        kept,
+        believed=config.spec_synthetic_acceptance is None,
+        on_gpu=model.device.type == "cuda",
+    )
 
 
 def stepping(model: CausalLM, loaded: LoadedDrafter | None) -> CausalLM | TappedModel:
@@ -94,7 +101,7 @@ def stepping(model: CausalLM, loaded: LoadedDrafter | None) -> CausalLM | Tapped
 class _Drafted:
     """A model whose drafter goes along."""
 
-    model: CausalLM | TappedModel
+    model: Warmed
     drafting: Drafting
     count: int
 
@@ -106,14 +113,48 @@ class _Drafted:
             rows=rows,
             tokens=torch.zeros_like(rows),
             rejected=torch.zeros_like(rows),
-            temperature=torch.ones(len(rows), device=rows.device),
-            uniforms=torch.zeros(len(rows), dtype=torch.float64, device=rows.device),
+            draws=(
+                torch.ones(len(rows), device=rows.device),
+                torch.zeros(len(rows), dtype=torch.float64, device=rows.device),
+            ),
         )
-        self.drafting.advance(Seen.of(input_ids, step, hidden, taps), sampling, self.count)
+        self.drafting.propose(Seen.of(input_ids, step, hidden, taps), sampling, self.count)
         return hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.model.logits(hidden)
+
+
+@dataclass(frozen=True, slots=True)
+class _Nothing:
+    """A model that has computed nothing, for a drafter with so many taps."""
+
+    model: CausalLM
+    taps: int
+
+    def forward(self, input_ids: torch.Tensor, step: StepContext) -> torch.Tensor:
+        width = self.model.config.hidden_size * (1 + self.taps)
+        return torch.zeros(step.num_tokens, width, dtype=self.model.dtype, device=input_ids.device)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden
+
+
+def compile_drafts(
+    model: CausalLM,
+    loaded: LoadedDrafter,
+    drafting: Drafting,
+    lattice: Lattice,
+    settle: Callable[[], None],
+) -> None:
+    """See ``warmup.compile_steps``; one draft is as good as many.
+
+    Raises:
+        LoadError: the drafter cannot even do this.
+    """
+    drafted = _Drafted(_Nothing(model, len(loaded.drafter.taps)), drafting, 1)
+    with _explained():
+        compile_steps(drafted, lattice, model.device, model.block_size, settle)
 
 
 def warm_up(
@@ -124,6 +165,13 @@ def warm_up(
     Raises:
         LoadError: the drafter cannot even do this.
     """
-    run_steps(_Drafted(model, drafting, count), device, block_size)
-    if drafting.failed:
-        raise LoadError(f"the drafter does not work: {drafting.failed}")
+    with _explained():
+        run_steps(_Drafted(model, drafting, count), device, block_size)
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise LoadError(f"the drafter does not work: {type(error).__name__}: {error}") from error

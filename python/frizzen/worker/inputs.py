@@ -7,24 +7,18 @@ import torch
 from frizzen.step import StepContext
 from frizzen.worker.arena import Arena, Header
 from frizzen.worker.arena import num_tokens as real_tokens
-from frizzen.worker.graphs import StepBuffers
 from frizzen.worker.rows import PersistentBatch
 
 __all__ = ["step_inputs"]
 
 
 def step_inputs(
-    arena: Arena,
-    header: Header,
-    batch: PersistentBatch,
-    block_size: int,
-    buffers: StepBuffers | None = None,
+    arena: Arena, header: Header, batch: PersistentBatch, block_size: int
 ) -> tuple[torch.Tensor, StepContext]:
     """Token ids int64 ``[T]`` and the context of the step that ``arena`` holds.
 
-    Placeholders among the ids become the tokens that their rows sampled last. What is made for the step is
-    written into ``buffers``, if there are any. Without them, the context's tensors may be views of the arena,
-    valid until the engine writes the next step into it.
+    Placeholders among the ids become the tokens that their rows sampled last. The context's tensors may be
+    views of the arena, valid until the engine writes the next step into it.
     """
     plan = arena.device
     num_rows, num_tokens = header.num_rows, header.num_tokens
@@ -35,26 +29,19 @@ def step_inputs(
         tokens = torch.arange(num_tokens, dtype=torch.int32, device=rows.device)
         token_rows = rows[torch.searchsorted(query_start[1:], tokens, right=True)]
     ids = plan.input_ids[:num_tokens].long()
-    sampled = batch.last_sampled.index_select(0, token_rows)
-    if buffers is None:
-        columns = -(-header.max_context // block_size)
-        ids = torch.where(ids < 0, sampled, ids)
-        positions = plan.positions[:num_tokens].long()
-        table = batch.block_table[:, :columns].index_select(0, rows)
-    else:
-        ids = torch.where(ids < 0, sampled, ids, out=buffers.ids[:num_tokens])
-        positions = buffers.positions[:num_tokens].copy_(plan.positions[:num_tokens])
-        table = torch.index_select(batch.block_table, 0, rows, out=buffers.block_table[:num_rows])
+    ids = torch.where(ids < 0, batch.last_sampled.index_select(0, token_rows), ids)
+    columns = -(-header.max_context // block_size)
     return ids, StepContext(
-        positions=positions,
+        positions=plan.positions[:num_tokens].long(),
         slots=plan.slots[:num_tokens],
         query_start=query_start,
         seq_lens=plan.seq_lens[:num_rows],
-        block_table=table,
+        block_table=batch.block_table[:, :columns].index_select(0, rows),
         num_rows=num_rows,
         num_single=header.num_single,
         num_tokens=num_tokens,
         max_query=header.max_query,
         max_context=header.max_context,
-        valid=None if buffers is None else real_tokens(plan),
+        # All of them; but kernels are made for steps with padding or for steps without.
+        valid=real_tokens(plan) if rows.device.type == "cuda" else None,
     )

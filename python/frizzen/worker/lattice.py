@@ -7,11 +7,9 @@ lengths are read on the device. So a shape is a bound, and the lattice is where 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from frizzen.step import StepContext
-
-__all__ = ["Lattice", "Shape", "bucket"]
+__all__ = ["Lattice", "Shape", "StepSizes", "bucket"]
 
 _CONTEXTS = (512, 4096)
 """Bounds of the context below the longest one: attention cuts longer contexts into more parts, which costs
@@ -20,6 +18,26 @@ _MOST_TOKENS = 1024
 """Steps of more tokens keep the device busy for longer than it takes to launch them."""
 _FREE_PADDING = 64
 """Tokens of padding that cost no more than the launch of a step without a graph."""
+
+
+class StepSizes(Protocol):
+    """What the host knows of a step."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all rows."""
+
+    @property
+    def max_query(self) -> int:
+        """Tokens of the longest row."""
+
+    @property
+    def max_context(self) -> int:
+        """Its longest context."""
 
 
 class Shape(NamedTuple):
@@ -51,7 +69,8 @@ class Lattice:
         """The lattice of an engine with these limits: finer where a row more costs relatively more."""
         rows = [1, 2, 4, *range(8, 64, 8), *range(64, 128, 16), *range(128, 256, 32)]
         rows += range(256, max(max_rows, 256) + 1, 64)
-        widths = [1, *(1 + (1 << power) for power in range(max_drafts.bit_length()))]
+        # Padding is multiplied with the dense weights: finer where a draft more is relatively more.
+        widths = [1, 2, 3, 4, 5, 7, 9, 13, 17, 25, *range(33, 2 + max_drafts, 16)]
         return cls(
             rows=_up_to(rows, max_rows),
             widths=_up_to(widths, 1 + max_drafts),
@@ -69,7 +88,7 @@ class Lattice:
             reverse=True,
         )
 
-    def fit(self, step: StepContext) -> Shape | None:
+    def fit(self, step: StepSizes) -> Shape | None:
         """The smallest shape that serves ``step``; ``None`` if there is none, or if it is mostly padding."""
         rows = _at_least(self.rows, step.num_rows)
         width = _at_least(self.widths, step.max_query)
@@ -82,7 +101,7 @@ class Lattice:
         return shape
 
 
-def bucket(step: StepContext) -> str:
+def bucket(step: StepSizes) -> str:
     """A step's shape as a label, of which there are few: powers of two that bound its rows and tokens."""
     rows, tokens = (1 << max(count - 1, 0).bit_length() for count in (step.num_rows, step.num_tokens))
     return f"{rows}x{tokens}"

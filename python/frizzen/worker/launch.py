@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib.util
 import sys
@@ -24,15 +25,16 @@ from frizzen.models.base import CausalLM
 from frizzen.models.pooling import PoolingModel
 from frizzen.progress import phase
 from frizzen.speculate.drafting import Drafting
-from frizzen.speculate.load import LoadedDrafter
+from frizzen.speculate.load import DRAFTERS, LoadedDrafter
 from frizzen.worker import drafter as drafters
-from frizzen.worker.graphs import CudaCapture, GraphRunner, StepBuffers
+from frizzen.worker.buffers import StepBuffers
+from frizzen.worker.graphs import CudaCapture, GraphRunner
 from frizzen.worker.lattice import Lattice
 from frizzen.worker.ledger import LEAST_MEASURED, Budget, Ledger
 from frizzen.worker.machine import available_cpus
 from frizzen.worker.meter import Meter, budget_of
 from frizzen.worker.pooling import PoolingWorker
-from frizzen.worker.preview import Preview, load_request, memory_json, preview
+from frizzen.worker.preview import Preview, load_drafter, load_request, memory_json, preview
 from frizzen.worker.sizes import Sizes, default_kv_memory, resolve_sizes
 from frizzen.worker.warmup import compile_steps, run_steps
 from frizzen.worker.worker import Worker
@@ -229,12 +231,9 @@ def _load(config: EngineConfig, builder: PlanBuilder, show: bool) -> Loaded:
     with phase(f"load {config.model}") as progress:
         request = load_request(config, str(device), progress)
         model = load_model(request, builder)
-    if isinstance(model, CausalLM):
-        drafter = drafters.load(config, request, model, builder)
-    elif config.drafter is not None:
-        raise ConfigError(f"drafter is {config.drafter}, but {config.model} pools: it has no tokens to draft")
-    else:
-        drafter = None
+    drafted = config.drafter in DRAFTERS
+    with phase(f"load drafter {config.drafter}") if drafted else contextlib.nullcontext():
+        drafter = load_drafter(config, request, model, builder)
     drafts = drafters.DraftMemory.of(config, drafter, model.config.vocab_size)
     taken = meter.taken()
     sizes = resolve_sizes(
@@ -303,10 +302,11 @@ def _warm_up(loaded: Loaded, drafting: Drafting | None) -> Counter[str]:
 
         late = LateCompiles(late_compiles)
         if loaded.graphs is not None and isinstance(model, CausalLM):
-            with phase("compile kernels"):
-                mode = compile_only(available_cpus())
+            with phase("compile kernels"), compile_only(available_cpus()) as settle:
                 few = model.of_layers(loaded.distinct_layers)
-                compile_steps(few, loaded.graphs, model.device, loaded.config.block_size, mode)
+                compile_steps(few, loaded.graphs, model.device, loaded.config.block_size, settle)
+                if drafting is not None and loaded.drafter is not None:
+                    drafters.compile_drafts(model, loaded.drafter, drafting, loaded.graphs, settle)
     with phase("warm up"):
         run_steps(model, model.device, loaded.config.block_size)
         if drafting is not None and isinstance(model, CausalLM):

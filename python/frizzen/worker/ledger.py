@@ -59,11 +59,20 @@ class Ledger:
 
     @classmethod
     def of(
-        cls, device: str, budget: Budget, weights: Mapping[str, int], kv_cache: int, reserve: int
+        cls,
+        device: str,
+        budget: Budget,
+        weights: Mapping[str, int],
+        kv_cache: int,
+        reserve: int,
+        *,
+        drafts: int = 0,
     ) -> Ledger:
-        """The prediction; ``weights`` by what they are part of."""
+        """The prediction; ``weights`` by what they are part of, ``drafts`` for their distributions."""
         parts = tuple(sorted(weights.items(), key=lambda part: (-part[1], part[0])))
         owners = [Owner("weights", sum(weights.values()), parts=parts), Owner("kv_cache", kv_cache)]
+        if drafts:
+            owners.append(Owner("drafts", drafts))
         if reserve:
             owners.append(Owner("reserve", reserve, bound=True))
         return cls(device, budget, tuple(owners))

@@ -16,11 +16,16 @@ from frizzen.kernels.stand_ins import Rehearsal
 from frizzen.loading.checkpoint import Progress
 from frizzen.loading.load import LoadRequest, Rehearsed, rehearse_model
 from frizzen.loading.pooling import pools_by_itself
+from frizzen.models.base import CausalLM
+from frizzen.models.pooling import PoolingModel
 from frizzen.sizes_text import show_bytes
+from frizzen.speculate.load import LoadedDrafter
+from frizzen.worker import drafter as drafters
+from frizzen.worker.drafter import DraftMemory
 from frizzen.worker.ledger import Budget, Ledger
 from frizzen.worker.sizes import Sizes, default_kv_memory, reserve, resolve_sizes
 
-__all__ = ["Preview", "load_request", "memory_json", "preview"]
+__all__ = ["Preview", "load_drafter", "load_request", "memory_json", "preview"]
 
 LESS_THAN = {"float32": "bfloat16", "auto": "bfloat16"}
 """A dtype of fewer bytes, by the one that was asked for."""
@@ -32,13 +37,15 @@ class Preview:
 
     config: EngineConfig
     model: Rehearsed
+    drafts: DraftMemory
     sizes: Sizes
     plan: Plan
     ledger: Ledger
 
     def to_json(self) -> dict[str, Any]:
         """The plan with its memory, as ``/v1/plan`` has it once the model is loaded."""
-        return self.plan.to_json() | {"memory": memory_json(self.ledger, self.model.kv_bytes_per_token)}
+        per_token = self.model.kv_bytes_per_token + self.drafts.per_token
+        return self.plan.to_json() | {"memory": memory_json(self.ledger, per_token)}
 
 
 def memory_json(ledger: Ledger, kv_per_token: int) -> dict[str, Any]:
@@ -65,13 +72,33 @@ def preview(config: EngineConfig, builder: PlanBuilder, budget: Callable[[], Bud
     """
     rehearsal = Rehearsal()
     rehearsed_builder = builder.again(rehearsal)
-    model = rehearse_model(load_request(config, builder.machine.device), rehearsed_builder)
+    request = load_request(config, builder.machine.device)
+    model = rehearse_model(request, rehearsed_builder)
+    loaded = load_drafter(config, request, model.model, rehearsed_builder)
+    drafts = DraftMemory.of(config, loaded, model.model.config.vocab_size)
+    if loaded is not None:
+        model = replace(model, weights={**model.weights, "drafter": sum(loaded.weights.values())})
     if extra := rehearsal.extra_bytes():
         model = replace(model, weights={**model.weights, "copies": extra})
     memory = budget()
-    sizes, ledger = _fit(config, builder, model, memory)
+    sizes, ledger = _fit(config, builder, model, drafts, memory)
     rehearsed_builder.decide("max_model_len", str(sizes.max_model_len), sizes.limited_by)
-    return Preview(config, model, sizes, rehearsed_builder.plan(), ledger)
+    return Preview(config, model, drafts, sizes, rehearsed_builder.plan(), ledger)
+
+
+def load_drafter(
+    config: EngineConfig, request: LoadRequest, model: CausalLM | PoolingModel, builder: PlanBuilder
+) -> LoadedDrafter | None:
+    """The drafter that ``config`` asks for, if any, beside a model that is loaded or rehearsed.
+
+    Raises:
+        ConfigError: the model pools.
+    """
+    if isinstance(model, CausalLM):
+        return drafters.load(config, request, model, builder)
+    if config.drafter is not None:
+        raise ConfigError(f"drafter is {config.drafter}, but {config.model} pools: it has no tokens to draft")
+    return None
 
 
 def load_request(config: EngineConfig, device: str, progress: Progress | None = None) -> LoadRequest:
@@ -97,17 +124,17 @@ def _pools(config: EngineConfig) -> bool:
 
 
 def _fit(
-    config: EngineConfig, builder: PlanBuilder, model: Rehearsed, budget: Budget
+    config: EngineConfig, builder: PlanBuilder, model: Rehearsed, drafts: DraftMemory, budget: Budget
 ) -> tuple[Sizes, Ledger]:
-    device, per_token = builder.machine.device, model.kv_bytes_per_token
+    device, per_token = builder.machine.device, model.kv_bytes_per_token + drafts.per_token
     weights = sum(model.weights.values())
     kept = reserve(device, budget.total)
-    free = budget.free - weights
+    free = budget.free - weights - drafts.kept
 
     def ledger(kv_cache: int) -> Ledger:
-        return Ledger.of(device, budget, model.weights, kv_cache, kept)
+        return Ledger.of(device, budget, model.weights, kv_cache, kept, drafts=drafts.kept)
 
-    smallest = 2 * per_token * config.block_size
+    smallest = 2 * per_token * config.block_size + drafts.private
     if free - kept < smallest:
         needs = f"weights and one KV block need {show_bytes(weights + smallest + kept)}"
         fixes = _lighter(config, builder, budget, model, weights)
@@ -123,6 +150,7 @@ def _fit(
             model_len=model.max_model_len,
             bytes_per_token=per_token,
             memory=default_kv_memory(device, free, budget.total),
+            private=drafts.private,
         )
     except DoesNotFitError as error:
         wanted = config.max_model_len or model.max_model_len

@@ -34,8 +34,8 @@ class PersistentBatch:
         self._device = device
         self.block_table = torch.zeros(max_rows, max_blocks, dtype=torch.int32, device=device)
         """``[max_rows, max_blocks]`` int32; 0, the null block, past a row's last block."""
-        self.last_sampled = torch.zeros(max_rows, dtype=torch.int64, device=device)
-        """``[max_rows]``, the token that each row sampled last."""
+        self.last_sampled = torch.zeros(max_rows + 1, dtype=torch.int64, device=device)
+        """``[max_rows + 1]``, the token that each row sampled last; the last entry takes those of padding."""
         self.ints = torch.zeros(max_rows, 8, dtype=torch.int32, device=device)
         """``[max_rows, 8]``, columns ``Admit``."""
         self.floats = torch.zeros(max_rows, 8, device=device)

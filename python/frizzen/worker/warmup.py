@@ -7,7 +7,6 @@ are the lattice's, and chunks of all lengths: between two of them nothing change
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from itertools import accumulate
 from typing import Protocol
 
@@ -16,7 +15,7 @@ import torch
 from frizzen.step import StepContext
 from frizzen.worker.lattice import Lattice
 
-__all__ = ["Warmed", "compile_steps", "run_steps", "shapes_of"]
+__all__ = ["Warmed", "compile_steps", "run_steps", "shapes_of", "step_of"]
 
 
 class Warmed(Protocol):
@@ -41,7 +40,7 @@ Queries = tuple[Sequence[int], int]
 def run_steps(model: Warmed, device: torch.device, block_size: int) -> None:
     """One prefill and one decode, so that no request waits for libraries that initialise on first use."""
     for queries in ([block_size], [1, 1]):
-        ids, step = _step(queries, max(queries), 1, device, block_size)
+        ids, step = step_of(queries, max(queries), 1, device, block_size)
         hidden = model.forward(ids, step)
         model.logits(hidden[-1:]).argmax(-1).cpu()
 
@@ -51,19 +50,19 @@ def compile_steps(
     lattice: Lattice,
     device: torch.device,
     block_size: int,
-    mode: AbstractContextManager[Callable[[], None]],
+    settle: Callable[[], None],
 ) -> None:
-    """Goes through the shapes in ``mode``, in which launches only compile.
+    """Goes through the shapes in a mode in which launches only compile; ``settle`` is the mode's.
 
     Of layers that are alike, ``model`` needs two: the first layer of a model has no residual yet.
     """
     blocks = -(-lattice.contexts[-1] // block_size)
-    with mode as settle:
-        for queries, context in shapes_of(lattice):
-            ids, step = _step(queries, context, blocks, device, block_size)
-            hidden = model.forward(ids, step)
-            model.logits(hidden[: len(queries)])
-            settle()
+    for queries, context in shapes_of(lattice):
+        ids, step = step_of(queries, context, blocks, device, block_size)
+        hidden = model.forward(ids, step)
+        # With drafts every token is sampled, in a prompt none but the last.
+        model.logits(hidden if max(queries) <= lattice.widths[-1] else hidden[: len(queries)])
+        settle()
 
 
 def shapes_of(lattice: Lattice) -> Iterator[Queries]:
@@ -87,7 +86,7 @@ def _lengths(most: int) -> Iterator[int]:
     yield most
 
 
-def _step(
+def step_of(
     queries: Sequence[int], context: int, blocks: int, device: torch.device, block_size: int
 ) -> tuple[torch.Tensor, StepContext]:
     """A step without a real token, whose KV goes to block 1: the next owner overwrites what it reads."""

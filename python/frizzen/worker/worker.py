@@ -26,13 +26,15 @@ from frizzen.worker.arena import (
     Results,
     RowStatus,
 )
-from frizzen.worker.graphs import GraphRunner, Runner, StepBuffers
+from frizzen.worker.buffers import StepBuffers
+from frizzen.worker.graphs import GraphRunner
 from frizzen.worker.inputs import step_inputs
 from frizzen.worker.logprobs import score
 from frizzen.worker.masks import TokenMasks
 from frizzen.worker.results import write, write_proposed, write_verified
 from frizzen.worker.rows import PersistentBatch
 from frizzen.worker.sampler import Positions, Sampled, Sampler
+from frizzen.worker.tail import Tails
 
 __all__ = ["StepModel", "Worker"]
 
@@ -61,9 +63,9 @@ class _Step:
     header: Header
     ids: torch.Tensor
     """``[T]``, its input tokens."""
+    context: StepContext
     hidden: torch.Tensor
     """``[T, H]``."""
-    context: StepContext
 
 
 class Worker:
@@ -95,9 +97,10 @@ class Worker:
         self._model = model
         self._make_graphs = graphs
         self._graphs: GraphRunner | None = None
-        self._runner: Runner = model
-        self._buffers: StepBuffers | None = None
+        self._tails: Tails | None = None
         self._late_compiles = Counter() if late_compiles is None else late_compiles
+        self._compiled = 0
+        """How many of them there were after the last step."""
         self._device = device
         self._block_size = int(info["block_size"])
         self._batch = PersistentBatch(
@@ -108,7 +111,9 @@ class Worker:
             device=device,
         )
         self._sampler = Sampler(self._batch, device)
-        self._acceptance = acceptance
+        self._acceptance = (
+            None if acceptance is None else torch.tensor(acceptance, dtype=torch.float64, device=device)
+        )
         self._drafting = drafting
         self._rejection = rejection
         self._arenas: list[Arena] = []
@@ -117,17 +122,19 @@ class Worker:
 
     def bind(self, layout: ArenaLayout) -> list[tuple[int, int]]:
         """Allocates the arenas, which live as long as the worker; returns pointer and size of each."""
-        first = Arena(layout, self._device)
-        self._arenas = [first, *(Arena(layout, self._device, first) for _ in range(NUM_ARENAS - 1))]
+        # Graphs need all plans at one place.
+        mirrored = self._make_graphs is not None
+        first = Arena(layout, self._device, mirrored=mirrored)
+        others = (Arena(layout, self._device, first, mirrored=mirrored) for _ in range(NUM_ARENAS - 1))
+        self._arenas = [first, *others]
         if self._make_graphs is not None:
-            self._buffers = StepBuffers.allocate(
-                max_rows=self.info["max_num_seqs"],
-                max_tokens=self.info["max_num_batched_tokens"],
-                max_blocks=self._batch.block_table.shape[1],
-                device=self._device,
-                plan=first.device if self._device.type == "cuda" else None,
+            self._graphs = self._make_graphs(StepBuffers.allocate(first.device, self._batch))
+            self._tails = Tails(
+                self._model.logits, self._batch, self._graphs, self._drafting, self._acceptance
             )
-            self._runner = self._graphs = self._make_graphs(self._buffers)
+            self._tails.warm_up()
+            # The engine is not ready yet.
+            self._late_compiles.clear()
         return [arena.address for arena in self._arenas]
 
     @torch.inference_mode()
@@ -147,12 +154,18 @@ class Worker:
         self._batch.update(arena, header)
         if self._drafting is not None and header.num_admits:
             self._drafting.admit(arena.device.admit_rows[: header.num_admits].long())
-        ids, step = step_inputs(arena, header, self._batch, self._block_size, self._buffers)
-        computed = _Step(index, header, ids, self._runner.forward(ids, step), step)
+        computed = self._compute(index, arena, header)
         if header.num_masks:
             self._waiting = computed
         else:
             self._finish(computed, None)
+
+    def _compute(self, index: int, arena: Arena, header: Header) -> _Step:
+        """The forward pass."""
+        if self._graphs is not None and (hidden := self._graphs.replay(header)) is not None:
+            return _Step(index, header, *self._graphs.buffers.inputs(header), hidden)
+        ids, step = step_inputs(arena, header, self._batch, self._block_size)
+        return _Step(index, header, ids, step, self._model.forward(ids, step))
 
     @torch.inference_mode()
     def sample(self, index: int) -> None:
@@ -172,6 +185,10 @@ class Worker:
     def _finish(self, step: _Step, masks: TokenMasks | None) -> None:
         """Samples, scores and brings the results back."""
         arena, header = self._arenas[step.index], step.header
+        if masks is None and self._replay_end(arena, header):
+            arena.download(Results(0))
+            self._done(step)
+            return
         hidden, taps = (step.hidden, ()) if self._drafting is None else self._drafting.split(step.hidden)
         results = arena.device
         drafts = _drafts(arena, header, step.ids) if header.num_samples else None
@@ -198,9 +215,28 @@ class Worker:
         # Last, so that a step that raised can be computed again.
         if sampled is not None:
             self._sampler.remember(sampled, verified)
+        self._done(step)
+
+    def _done(self, step: _Step) -> None:
+        """The step is on its way; there may be time for a graph that it has missed."""
         self._submitted.append(step.index)
-        if self._graphs is not None:
-            self._graphs.after_step()
+        compiled, self._compiled = self._compiled, self._late_compiles.total()
+        irregular = self._compiled > compiled
+        if self._graphs is not None and self._tails is not None:
+            irregular |= self._graphs.after_step()
+            irregular |= self._tails.after_step()
+        if irregular:
+            # A step that is still running is collected later for it.
+            for index in self._submitted:
+                self._arenas[index].mark_irregular()
+
+    def _replay_end(self, arena: Arena, header: Header) -> bool:
+        """Ends a step by a graph, if it is one of greedy decodes that ask for nothing else."""
+        if self._tails is None or header.num_samples != header.num_tokens or header.num_prompt:
+            return False
+        rows: list[int] = arena.host.rows[: header.num_rows].tolist()
+        flags = self._batch.flags
+        return not any(flags[row] for row in rows) and self._tails.replay(header.propose)
 
     @torch.inference_mode()
     def idle(self) -> bool:
@@ -224,6 +260,7 @@ class Worker:
             "counters": self._counters,
             "drafter": self._drafter,
             "experts": self._experts,
+            "synthetic_acceptance": self._force,
         }
         if name not in commands:
             raise ValueError(f"the worker has no command {name!r}; it has {', '.join(commands)}")
@@ -233,7 +270,7 @@ class Worker:
         """Frees the arenas; the pointers that ``bind`` returned are void from here on."""
         self._submitted.clear()
         self._waiting = None
-        self._runner, self._graphs, self._buffers = self._model, None, None
+        self._graphs = self._tails = None
         self._arenas.clear()
 
     def _sample(
@@ -337,22 +374,44 @@ class Worker:
             rows=rows,
             tokens=tokens,
             rejected=rejected,
-            temperature=self._batch.floats.index_select(0, rows)[:, AdmitFloat.TEMPERATURE],
-            uniforms=uniforms if last is None else uniforms.index_select(0, last),
+            draws=(
+                self._batch.floats.index_select(0, rows)[:, AdmitFloat.TEMPERATURE],
+                uniforms if last is None else uniforms.index_select(0, last),
+            ),
         )
 
     def _drafter(self, _: object) -> dict[str, str | None]:
         """Why the drafter is out of service, if it is."""
         return {"failed": None if self._drafting is None else self._drafting.failed}
 
+    def _force(self, acceptance: object) -> float:
+        """Changes the tokens per row and step that verification is forced to give."""
+        if self._acceptance is None:
+            raise ValueError("verification is not forced: spec_synthetic_acceptance was not given")
+        if isinstance(acceptance, bool) or not isinstance(acceptance, int | float) or acceptance < 1:
+            raise ValueError(f"synthetic acceptance must be a number of at least 1, got {acceptance!r}")
+        self._acceptance.fill_(acceptance)
+        return float(acceptance)
+
     def _graph_state(self, _: object) -> dict[str, Any] | None:
         """Which graphs there are; ``None`` where steps are launched."""
-        return None if self._graphs is None else self._graphs.state()
+        if self._graphs is None or self._tails is None:
+            return None
+        return self._graphs.state() | {"ends": self._tails.state()}
 
     def _counters(self, _: object) -> dict[str, Any]:
-        """Since the start: steps by graph and, by shape, without; kernels compiled when all were warm."""
+        """Since the start: steps by graph and, by shape, without; kernels compiled when all were warm.
+
+        ``memory`` is what owners hold now, in bytes: as measured, else as predicted.
+        """
         graphs = self._graphs
+        owners = self.info["plan"].get("memory", {}).get("owners", ())
+        held = {
+            owner["owner"]: owner["predicted"] if owner["measured"] is None else owner["measured"]
+            for owner in owners
+        }
         return {
+            "memory": held if graphs is None else held | {"graphs": graphs.held_bytes},
             "graph_steps": 0 if graphs is None else graphs.graph_steps,
             "eager_steps": {} if graphs is None else dict(graphs.eager_steps),
             "late_compiles": dict(self._late_compiles),

@@ -102,3 +102,17 @@ fn a_client_in_its_own_way_is_said() {
     let guessed = json!({"client": {}, "not_counted_by_server": 3});
     assert!(warnings(&guessed)[0].starts_with("3 answers came without the server's count"));
 }
+
+#[test]
+fn the_first_token_is_in_no_time_per_token_vllm_7242_vllm_omni_6693_vllm_6531() {
+    // A second until the first token, then 10 ms each; and an answer of one token, which has no time per token at all.
+    let slow_start = sample(&[1000, 1010, 1020, 1030], 1);
+    let summary = summary(&run(vec![slow_start, sample(&[1000], 1)]), &[]);
+    for times in ["tpot_ms", "itl_ms"] {
+        for value in ["mean", "median", "p99", "max"] {
+            assert_eq!(summary[times][value], 10.0, "{times} {value}");
+        }
+    }
+    assert_eq!(summary["tpot_ms"]["count"], 1);
+    assert_eq!(summary["itl_ms"]["count"], 3);
+}

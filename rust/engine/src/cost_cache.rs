@@ -2,16 +2,24 @@
 //!
 //! What a file says is used at once and outweighed by the first measurements that disagree, so a wrong one costs a few
 //! steps and nothing else; that is why it may be lost, and why problems with it are a line in the log at most.
+//!
+//! Replicas of one server, and servers of one model, share a file. Each replaces it as a whole, so no reader sees half of it,
+//! and keeps what others measured and it did not: the next start knows the loads of all of them. Of two that write at the
+//! same moment one may lose what it added until it writes again.
 
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::{env, fs, io};
 
 use frizzen_sched::speculation::Costs;
 use serde::{Deserialize, Serialize};
 
 use crate::worker::WorkerInfo;
+
+/// Files written by this process.
+static WRITES: AtomicU64 = AtomicU64::new(0);
 
 /// Of the file's form; another one is not read.
 const VERSION: u32 = 1;
@@ -95,10 +103,15 @@ impl CostCache {
         }
     }
 
-    /// Replaces the file as a whole.
-    pub fn save(&self, costs: Costs) {
+    /// Replaces the file as a whole; where others measured what is not in `costs`, that stays.
+    pub fn save(&self, mut costs: Costs) {
+        if let Some(others) = self.load() {
+            costs.complete(others);
+        }
         let stored = Stored { key: self.key.clone(), costs };
-        let temporary = self.path.with_extension(format!("{}.tmp", std::process::id()));
+        // Engines of one process write at the same time too.
+        let number = WRITES.fetch_add(1, Ordering::Relaxed);
+        let temporary = self.path.with_extension(format!("{}.{number}.tmp", std::process::id()));
         let write = || {
             fs::create_dir_all(self.path.parent().unwrap_or(Path::new(".")))?;
             fs::write(&temporary, serde_json::to_string(&stored)?)?;
@@ -128,6 +141,36 @@ mod tests {
         assert_eq!(CostCache::new(&directory, &other).load(), None);
         fs::write(&cache.path, "{").expect("writable");
         assert_eq!(cache.load(), None);
+        fs::remove_dir_all(&directory).expect("ours");
+    }
+
+    #[test]
+    fn replicas_that_share_a_file_keep_what_the_others_measured() {
+        let directory = env::temp_dir().join(format!("frizzen-cost-cache-shared-{}", std::process::id()));
+        let info = mock_info();
+        let known = |steps: &[(f64, f64, f64)]| Costs { steps: steps.to_vec(), drafting: vec![] };
+        std::thread::scope(|scope| {
+            for replica in 0..4 {
+                let cache = CostCache::new(&directory, &info);
+                scope.spawn(move || {
+                    for round in 0..20 {
+                        cache.save(known(&[(f64::from(1 << replica), 0.0, 0.01 + f64::from(round))]));
+                        cache.load().expect("whatever is there is whole");
+                    }
+                });
+            }
+        });
+        // One after the other nothing is lost, and what one measured again is its own.
+        let cache = CostCache::new(&directory, &info);
+        cache.save(known(&[(1.0, 0.0, 0.011), (1.0, 4.0, 0.012)]));
+        cache.save(known(&[(1.0, 0.0, 0.010), (64.0, 0.0, 0.02)]));
+        let steps = cache.load().expect("written").steps;
+        for wanted in [(1.0, 0.0, 0.010), (1.0, 4.0, 0.012), (64.0, 0.0, 0.02)] {
+            assert!(steps.contains(&wanted), "{wanted:?} in {steps:?}");
+        }
+        assert!(!steps.contains(&(1.0, 0.0, 0.011)));
+        let left = fs::read_dir(&directory).expect("ours").count();
+        assert_eq!(left, 1, "temporary files stay");
         fs::remove_dir_all(&directory).expect("ours");
     }
 

@@ -11,6 +11,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
+use std::task::Waker;
 use std::time::Duration;
 
 use frizzen_core::{Clock, Error, FinishReason, Request, RequestId, Result};
@@ -22,12 +23,12 @@ use frizzen_sched::{
 
 use crate::cost_cache::CostCache;
 use crate::handle::{Command, EngineHandle, Health, Shared};
-use crate::mailbox::Mailbox;
 use crate::masks;
 use crate::options::EngineOptions;
 use crate::pause::Pause;
 use crate::publish::{count_finish, extend, observe};
 use crate::speculation::Speculating;
+use crate::watchdog::Doing;
 use crate::worker::{Worker, WorkerError, WorkerInfo};
 
 /// New measurements of step times that are worth a write while nothing runs.
@@ -71,7 +72,7 @@ pub struct Engine<W> {
     spare: Vec<StepPlan>,
     output: StepOutput,
     events: Vec<RowEvent>,
-    woken: Vec<Arc<Mailbox>>,
+    waiting: Vec<Waker>,
     counted: SchedulerCounters,
     out_of_memory: bool,
     speculating: Option<Speculating>,
@@ -147,7 +148,7 @@ impl<W: Worker> Engine<W> {
             spare: vec![StepPlan::default(), StepPlan::default()],
             output: StepOutput::default(),
             events: Vec::with_capacity(rows),
-            woken: Vec::with_capacity(rows),
+            waiting: Vec::with_capacity(rows),
             counted: SchedulerCounters::default(),
             out_of_memory: false,
             speculating,
@@ -243,7 +244,10 @@ impl<W: Worker> Engine<W> {
                 Err(TryRecvError::Disconnected) => return Ok(None),
                 Err(TryRecvError::Empty) => {}
             }
-            let more = self.worker.idle().map_err(|error| Error::Engine { message: error.to_string() })?;
+            self.shared.begin(Doing::Idle);
+            let more = self.worker.idle();
+            self.shared.end();
+            let more = more.map_err(|error| Error::Engine { message: error.to_string() })?;
             if !more {
                 return Ok(self.commands.recv().ok());
             }
@@ -272,9 +276,9 @@ impl<W: Worker> Engine<W> {
         }
         let now = self.shared.clock.now();
         self.last_end.get_or_insert(now);
-        self.shared.step_started.store(now.as_nanos() as u64 + 1, Ordering::Release);
+        self.shared.begin(self.flight.back().map_or(Doing::Step(0, 0, 0), shape));
         let result = if frozen { self.land() } else { self.turn() };
-        self.shared.step_started.store(0, Ordering::Release);
+        self.shared.end();
         self.report_load();
         match result {
             Ok(()) => Ok(Turn::Worked),
@@ -310,6 +314,7 @@ impl<W: Worker> Engine<W> {
         let planned = self.scheduler.plan(&mut plan, self.shared.clock.now());
         plan.propose = self.speculating.as_ref().map_or(0, |speculating| speculating.wanted(&plan));
         if planned {
+            self.shared.go_on(shape(&plan));
             let submitted = self.submit(&mut plan);
             if submitted.is_ok() {
                 if let Some(speculating) = &mut self.speculating {
@@ -353,9 +358,10 @@ impl<W: Worker> Engine<W> {
         if collected.is_ok() {
             let now = self.shared.clock.now();
             self.scheduler.commit(&plan, &self.output, now, &mut self.events);
-            let elapsed = now.saturating_sub(self.last_end.replace(now).unwrap_or(now));
+            let began = self.last_end.replace(now).unwrap_or(now);
             if let Some(speculating) = &mut self.speculating {
-                speculating.learn(&plan, &self.output, &self.events, elapsed);
+                let elapsed = now.saturating_sub(began);
+                speculating.learn(&plan, &self.output, &self.events, began, elapsed);
             }
             self.publish();
             if let Some(speculating) = &mut self.speculating {
@@ -420,7 +426,10 @@ impl<W: Worker> Engine<W> {
                 let _ = answer.send(self.scheduler.reset_prefix_cache());
             }
             Command::Control(name, argument, answer) => {
-                let _ = answer.send(self.worker.control(&name, &argument));
+                self.shared.begin(Doing::Control(name.clone()));
+                let answered = self.worker.control(&name, &argument);
+                self.shared.end();
+                let _ = answer.send(answered);
             }
             Command::Shutdown => self.shared.stopping.store(true, Ordering::Release),
         }
@@ -435,36 +444,30 @@ impl<W: Worker> Engine<W> {
         }
     }
 
-    /// Appends to every mailbox of the step, then wakes them: one sampling point for the step's metrics.
+    /// Appends to every mailbox of the step, then wakes their readers: one sampling point for the step's metrics.
     fn publish(&mut self) {
         let mut iteration_tokens = 0;
         {
             let mut registry = self.shared.registry();
             for event in &self.events {
-                let ended = event.finish.is_some();
-                let mailbox = if ended {
-                    registry.remove(&event.request)
-                } else {
-                    registry.get(&event.request).cloned()
-                };
                 // The front end gave the request up; its command is on the way.
-                let Some(mailbox) = mailbox else { continue };
+                let Some(mailbox) = registry.get(&event.request) else { continue };
                 if let Some(Finish { reason: FinishReason::Error(error), .. }) = &event.finish {
                     tracing::warn!(request = event.request.0, %error, "a request failed; the others go on");
                 }
                 let speculation = self.speculating.as_ref().and_then(|all| all.usage(event.request));
-                mailbox.append(|delta| {
+                self.waiting.extend(mailbox.append(|delta| {
                     extend(delta, event, &self.output);
                     delta.speculation = speculation.or_else(|| delta.speculation.take());
-                });
-                self.woken.push(mailbox);
+                }));
+                if event.finish.is_some() {
+                    registry.remove(&event.request);
+                }
                 iteration_tokens += observe(&self.metrics, event);
             }
         }
         self.metrics.step(iteration_tokens);
-        for mailbox in self.woken.drain(..) {
-            mailbox.wake();
-        }
+        self.waiting.drain(..).for_each(Waker::wake);
     }
 
     fn report_load(&mut self) {
@@ -498,6 +501,11 @@ impl<W: Worker> Engine<W> {
             "step {step}: {rows} rows, {tokens} tokens; {running} running, {waiting} waiting, {free} free blocks"
         )
     }
+}
+
+/// What is in flight, for whoever waits for it.
+fn shape(plan: &StepPlan) -> Doing {
+    Doing::Step(plan.step.0, plan.rows.len(), plan.num_tokens())
 }
 
 /// Who holds how much, as a phrase; nothing of a worker that does not say.

@@ -6,6 +6,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::task::Waker;
 use std::time::Duration;
 
 use frizzen_core::{Clock, Error, FinishReason, Request, RequestId, Result, Speculation};
@@ -15,6 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::mailbox::{Mailbox, OutputStream};
 use crate::pause::PauseMode;
+use crate::watchdog::{Activity, Doing, ShowStacks};
 use crate::worker::WorkerInfo;
 
 /// What the loop is told between steps.
@@ -96,8 +98,9 @@ pub(crate) struct Shared {
     registry: Mutex<FxHashMap<RequestId, Arc<Mailbox>>>,
     phase: Mutex<Health>,
     pub(crate) stopping: AtomicBool,
-    /// Start of the step in flight in nanoseconds of the clock plus one; 0 between steps.
-    pub(crate) step_started: AtomicU64,
+    /// What the loop does; nothing while it waits for a command.
+    activity: Mutex<Option<Activity>>,
+    stacks: OnceLock<ShowStacks>,
     pub(crate) running: AtomicU64,
     pub(crate) waiting: AtomicU64,
     pub(crate) used_blocks: AtomicU64,
@@ -125,7 +128,8 @@ impl Shared {
             registry: Mutex::default(),
             phase: Mutex::new(Health::Loading("starting".to_owned())),
             stopping: AtomicBool::new(false),
-            step_started: AtomicU64::new(0),
+            activity: Mutex::default(),
+            stacks: OnceLock::new(),
             running: AtomicU64::new(0),
             waiting: AtomicU64::new(0),
             used_blocks: AtomicU64::new(0),
@@ -154,6 +158,27 @@ impl Shared {
         }
     }
 
+    fn activity(&self) -> MutexGuard<'_, Option<Activity>> {
+        self.activity.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The loop begins something that ends by itself.
+    pub(crate) fn begin(&self, doing: Doing) {
+        *self.activity() = Some(Activity { since: self.clock.now(), doing });
+    }
+
+    /// It goes on with the same activity, of which more is known.
+    pub(crate) fn go_on(&self, doing: Doing) {
+        if let Some(activity) = self.activity().as_mut() {
+            activity.doing = doing;
+        }
+    }
+
+    /// It has ended.
+    pub(crate) fn end(&self) {
+        *self.activity() = None;
+    }
+
     pub(crate) fn set_speculation(&self, status: SpeculationStatus) {
         *self.speculation.lock().unwrap_or_else(PoisonError::into_inner) = Some(status);
     }
@@ -172,8 +197,8 @@ impl Shared {
         let mut open: Vec<_> = open.into_iter().collect();
         open.sort_unstable_by_key(|(id, _)| *id);
         for (_, mailbox) in &open {
-            mailbox.append(|delta| delta.finish = Some(reason.clone()));
-            mailbox.wake();
+            let waiting = mailbox.append(|delta| delta.finish = Some(reason.clone()));
+            waiting.into_iter().for_each(Waker::wake);
         }
     }
 
@@ -220,10 +245,25 @@ impl EngineHandle {
         self.shared.fail(error);
     }
 
-    /// How long the step in flight has been running; `None` between steps.
-    pub fn step_age(&self) -> Option<Duration> {
-        let started = self.shared.step_started.load(Ordering::Acquire).checked_sub(1)?;
-        Some(self.shared.clock.now().saturating_sub(Duration::from_nanos(started)))
+    /// What the engine's clock shows.
+    pub fn now(&self) -> Duration {
+        self.shared.clock.now()
+    }
+
+    /// What the loop does; `None` while it waits for a command.
+    pub fn activity(&self) -> Option<Activity> {
+        self.shared.activity().clone()
+    }
+
+    /// How the stacks of the worker's threads can be shown. The second call has no effect.
+    pub fn show_stacks_by(&self, show: ShowStacks) {
+        // A worker is built once.
+        let _ = self.shared.stacks.set(show);
+    }
+
+    /// The stacks of the worker's threads; `None` of a worker that has none to show.
+    pub fn stacks(&self) -> Option<std::io::Result<String>> {
+        self.shared.stacks.get().map(|show| show())
     }
 
     /// A snapshot of the load.
@@ -353,8 +393,8 @@ impl EngineHandle {
     pub(crate) fn end(&self, id: RequestId, reason: FinishReason) {
         let mailbox = self.shared.registry().remove(&id);
         if let Some(mailbox) = mailbox {
-            mailbox.append(|delta| delta.finish = Some(reason.clone()));
-            mailbox.wake();
+            let waiting = mailbox.append(|delta| delta.finish = Some(reason.clone()));
+            waiting.into_iter().for_each(Waker::wake);
             // A loop that has ended has freed everything already.
             let _ = self.commands.send(Command::End(id, reason));
         }

@@ -3,7 +3,7 @@
 //! * [`engine`]: the loop.
 //! * [`worker`]: the trait the loop drives, and what a worker says of itself.
 //! * [`handle`]: the front end's side; [`mailbox`]: how outputs travel.
-//! * [`pause`]: holding requests back.
+//! * [`pause`]: holding requests back. [`watchdog`]: whether the loop goes on.
 //! * [`arena`]: a step as flat arrays, for workers on the other side of a language border.
 //! * [`remote`]: engines in processes of their own, behind one front end.
 //! * [`speculation_options`]: what flags and library options say about drafts.
@@ -28,6 +28,7 @@ mod publish;
 pub mod remote;
 mod speculation;
 pub mod speculation_options;
+pub mod watchdog;
 pub mod worker;
 
 pub use engine::{Engine, EngineSeat, Turn, seat};

@@ -5,8 +5,9 @@
 //! [`OutputStream`] before that aborts the request.
 
 use std::future::poll_fn;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll, Waker};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{self, Thread};
 
 use frizzen_core::{FinishReason, OutputDelta, RequestId, StopReason};
 
@@ -19,11 +20,19 @@ struct Slot {
     waker: Option<Waker>,
 }
 
+/// A reader that is a thread. To the engine all readers are wakers: one kind, and no system call for those that do not wait.
+struct Parked(Thread);
+
+impl Wake for Parked {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
 /// The shared slot. The engine side of an [`OutputStream`].
 #[derive(Debug, Default)]
 pub struct Mailbox {
     slot: Mutex<Slot>,
-    arrived: Condvar,
     /// The caller's name for the request.
     name: Arc<str>,
 }
@@ -44,30 +53,18 @@ impl Mailbox {
         self.slot.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets `append` extend what is pending. Does not wake: see [`Self::wake`].
-    pub fn append(&self, append: impl FnOnce(&mut OutputDelta)) {
+    /// Lets `append` extend what is pending. Returns the reader, if it waits: to be woken after all requests of a step were
+    /// appended to.
+    #[must_use = "a reader that is not woken waits for ever"]
+    pub fn append(&self, append: impl FnOnce(&mut OutputDelta)) -> Option<Waker> {
         let mut slot = self.lock();
         if slot.closed {
-            return;
+            return None;
         }
         let pending = slot.pending.get_or_insert_default();
         append(pending);
         slot.closed = pending.finish.is_some();
-    }
-
-    /// Wakes the reader, if it waits. Called for all requests of a step after all of them were appended to.
-    pub fn wake(&self) {
-        let waker = {
-            let mut slot = self.lock();
-            if slot.pending.is_none() {
-                return;
-            }
-            slot.waker.take()
-        };
-        self.arrived.notify_one();
-        if let Some(waker) = waker {
-            waker.wake();
-        }
+        slot.waker.take()
     }
 
     fn poll_take(&self, context: &Context<'_>) -> Poll<Option<OutputDelta>> {
@@ -80,19 +77,6 @@ impl Mailbox {
         }
         slot.waker = Some(context.waker().clone());
         Poll::Pending
-    }
-
-    fn blocking_take(&self) -> Option<OutputDelta> {
-        let mut slot = self.lock();
-        loop {
-            if let Some(delta) = slot.pending.take() {
-                return Some(delta);
-            }
-            if slot.closed {
-                return None;
-            }
-            slot = self.arrived.wait(slot).unwrap_or_else(PoisonError::into_inner);
-        }
     }
 }
 
@@ -122,18 +106,12 @@ impl OutputStream {
 
     /// The next delta; `None` once the last one was returned. Works on any executor.
     pub async fn next(&mut self) -> Option<OutputDelta> {
-        let mailbox = Arc::clone(&self.mailbox);
-        let delta = poll_fn(move |context| mailbox.poll_take(context)).await;
-        self.note(delta)
+        poll_fn(|context| self.poll_next(context)).await
     }
 
     /// The next delta if there is one, else a wake-up by `context` once there may be.
     pub fn poll_next(&mut self, context: &Context<'_>) -> Poll<Option<OutputDelta>> {
-        let polled = self.mailbox.poll_take(context);
-        match polled {
-            Poll::Ready(delta) => Poll::Ready(self.note(delta)),
-            Poll::Pending => Poll::Pending,
-        }
+        self.mailbox.poll_take(context).map(|delta| self.note(delta))
     }
 
     /// What is pending right now, without waiting.
@@ -144,8 +122,15 @@ impl OutputStream {
 
     /// The next delta, blocking the thread; `None` once the last one was returned.
     pub fn blocking_next(&mut self) -> Option<OutputDelta> {
-        let delta = self.mailbox.blocking_take();
-        self.note(delta)
+        let waker = Arc::new(Parked(thread::current())).into();
+        let context = Context::from_waker(&waker);
+        loop {
+            match self.poll_next(&context) {
+                Poll::Ready(delta) => return delta,
+                // May return for no reason, or for an unpark of somebody else.
+                Poll::Pending => thread::park(),
+            }
+        }
     }
 }
 

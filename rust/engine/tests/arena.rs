@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use frizzen_core::{Activation, PoolingInfo, PoolingTask, Request, RequestId, SamplingParams};
-use frizzen_engine::arena::{Arena, ArenaLayout, ArenaLimits, Section};
+use frizzen_engine::arena::{Arena, ArenaLayout, ArenaLimits, Section, header};
 use frizzen_engine::mock::mock_info;
 use frizzen_engine::{WorkerError, WorkerInfo};
 use frizzen_sched::{LAST_SAMPLED, Policy, Proposals, Scheduler, SchedulerConfig, StepOutput, StepPlan};
@@ -177,6 +177,12 @@ fn results_come_back_and_results_out_of_range_are_refused() {
     assert_eq!(output.logprobs[1].logprob, -0.5);
     assert_eq!(output.prompt_logprobs.len(), 19);
     assert_eq!(output.prompt_logprobs[18].rank, 3);
+    assert!(!output.irregular);
+    // The lower half of the word.
+    put(&layout, bytes, "header", 2 * header::IRREGULAR, 1i32.to_ne_bytes());
+    assert!(decode(bytes).expect("in range").irregular);
+    Arena::new(&layout, bytes).and_then(|mut arena| arena.encode(&plan)).expect("fits");
+    assert!(!decode(bytes).expect("in range").irregular, "each step is called so for itself");
     put(&layout, bytes, "row_status", 0, 1i32.to_ne_bytes());
     let output = decode(bytes).expect("a failed row is a result");
     assert_eq!(

@@ -451,7 +451,7 @@ fn a_hanging_worker_can_be_failed_from_outside_and_its_streams_end() {
     let (handle, engine) = run_in_thread(worker);
     let mut stream = handle.submit(request(&[1, 2], 100)).expect("fits");
     assert_eq!(stream.blocking_next().map(|delta| delta.tokens.len()), Some(1));
-    while handle.step_age().is_none() {
+    while handle.activity().is_none() {
         thread::yield_now();
     }
     let error = Error::Engine { message: "a step takes longer than the limit".to_owned() };

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use frizzen_core::TokenId;
 use frizzen_text::Tokenizer;
 use llguidance::api::TopLevelGrammar;
-use llguidance::toktrie::InferenceCapabilities;
-use llguidance::{JsonCompileOptions, ParserFactory};
+use llguidance::toktrie::{InferenceCapabilities, TokEnv};
+use llguidance::{JsonCompileOptions, Matcher, ParserFactory};
 use serde_json::Value;
 
 use crate::gbnf;
@@ -240,12 +240,27 @@ fn compile(inner: &Inner, spec: &GrammarSpec) -> Result<Grammar, GrammarError> {
         let inner = reason.split_once("): ").filter(|(place, _)| wrapped && place.starts_with("at "));
         GrammarError::new(inner.map_or(reason.as_str(), |(_, inner)| inner))
     })?;
-    let mut matcher = llguidance::Matcher::new(Ok(parser));
+    let mut matcher = Matcher::new(Ok(parser));
     let warnings = matcher.grammar_warnings();
     if spec.lenient {
         dropped.extend(warnings.iter().map(reason));
     }
-    Grammar::new(matcher, Arc::clone(&inner.end), dropped, spec.clone())
+    let start = matcher.deep_clone();
+    let grammar = Grammar::new(matcher, Arc::clone(&inner.end), dropped, spec.clone())?;
+    first_choice(&start, inner.factory.tok_env()).map_err(|error| GrammarError::new(reason(&error)))?;
+    Ok(grammar)
+}
+
+/// Goes on to where the first choice is and lets the matcher say what may follow there. A grammar that begins with text of
+/// its own, as a forced call does, is too complex there and not at its first token.
+fn first_choice(start: &Matcher, vocabulary: &TokEnv) -> Result<(), impl fmt::Display + use<>> {
+    let forced = start.deep_clone().compute_ff_bytes();
+    let mut matcher = start.deep_clone();
+    let mut walked = matcher.consume_tokens(&vocabulary::tokens_of(vocabulary.tok_trie(), &forced));
+    if walked.is_ok() && !matcher.is_stopped() {
+        walked = matcher.compute_mask().map(drop);
+    }
+    walked
 }
 
 /// The specification in the grammar library's terms, and what was dropped from it.

@@ -56,8 +56,20 @@ const MAX_DEPENDENCIES: usize = 6;
 /// Most arrays of distinct values that are listed.
 const MAX_LISTED: usize = 400;
 
+/// The form of draft 4, which `OpenAPI` 3.0 has too: a bound, and whether it is excluded.
+fn exclusive(map: &mut Map<String, Value>) {
+    for (name, bound) in [("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")] {
+        let Some(Value::Bool(excluded)) = map.get(name) else { continue };
+        // Without a bound it says nothing.
+        let limit = if *excluded { map.shift_remove(bound) } else { None };
+        map.shift_remove(name);
+        map.extend(limit.map(|limit| (name.to_owned(), limit)));
+    }
+}
+
 /// Takes out of one schema what can be said otherwise.
 pub(crate) fn rewrite(map: &mut Map<String, Value>) {
+    exclusive(map);
     counts(map);
     if map.get("uniqueItems") == Some(&Value::Bool(false)) {
         map.shift_remove("uniqueItems");

@@ -3,8 +3,11 @@
 //! What can be said in other keywords is [rewritten](crate::rewrite) first. The compiler below refuses most of the rest too, but neither says where, nor sees what is only wrong in its numbers, nor
 //! that a schema has no finite instance.
 
+use llguidance::derivre::{RegexAst, RegexBuilder};
+use llguidance::regex_to_lark;
 use serde_json::{Map, Value};
 
+use crate::grammar::reason;
 use crate::rewrite::rewrite;
 use crate::spec::GrammarError;
 
@@ -159,11 +162,14 @@ impl Walk {
                 return self.refuse(&format!("{name} is beyond the integers that are exact, up to 2^53"));
             }
         }
-        for name in ["exclusiveMinimum", "exclusiveMaximum"] {
-            if matches!(map.get(name), Some(Value::Bool(_))) {
-                return self
-                    .refuse(&format!("{name} must be a number; draft 4's boolean form is not supported"));
+        if let Some(Value::String(pattern)) = map.get("pattern")
+            && let Err(error) = parse_pattern(pattern)
+        {
+            if !self.lenient {
+                return self.refuse(&format!("its pattern cannot be enforced: {}", reason(&error)));
             }
+            map.shift_remove("pattern");
+            self.dropped.push(format!("{}/pattern", self.path));
         }
         for name in ["const", "enum"] {
             if map.get(name).is_some_and(is_inexact) {
@@ -174,6 +180,12 @@ impl Walk {
         }
         Ok(())
     }
+}
+
+/// Reads a pattern as the compiler below does.
+fn parse_pattern(pattern: &str) -> Result<(), impl std::fmt::Display + use<>> {
+    let pattern = RegexAst::SearchRegex(regex_to_lark(pattern, "dw"));
+    RegexBuilder::new().mk(&pattern).map(drop)
 }
 
 /// True if a number in the value would be changed by double precision.

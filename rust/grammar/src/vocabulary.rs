@@ -34,6 +34,20 @@ pub(crate) fn special(tokenizer: &Tokenizer, vocab_size: u32, eos: &[TokenId]) -
     special.map(|id| (String::from_utf8_lossy(tokenizer.token_bytes(id)).into_owned(), id)).collect()
 }
 
+/// Some spelling of bytes that a grammar forces. Special tokens are their number in brackets behind the marker there.
+pub(crate) fn tokens_of(trie: &TokTrie, forced: &[u8]) -> Vec<TokenId> {
+    let mut parts = forced.split(|byte| *byte == TokTrie::SPECIAL_TOKEN_MARKER);
+    let mut tokens = trie.greedy_tokenize(parts.next().unwrap_or_default());
+    for part in parts {
+        let end = part.iter().position(|byte| *byte == b']').unwrap_or(0);
+        let number: Option<TokenId> =
+            part.get(1..end).and_then(|digits| std::str::from_utf8(digits).ok()?.parse().ok());
+        tokens.extend(number);
+        tokens.extend(trie.greedy_tokenize(part.get(end + 1..).unwrap_or_default()));
+    }
+    tokens
+}
+
 /// The vocabulary of a model: `vocab_size` logits, of which `tokenizer` names the first, and `eos` end a text.
 ///
 /// Special tokens stand for no text: a grammar cannot produce them, whatever it says. Ids without a token, such as the

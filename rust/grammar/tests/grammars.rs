@@ -136,20 +136,26 @@ fn a_grammar_that_grows_too_complex_fails_with_an_error_guidance_1042() {
 
 #[test]
 fn a_schema_with_thousands_of_alternatives_is_refused_or_fails_with_an_error_guidance_1042() {
-    let mut schema = String::from(r#"{"anyOf":["#);
+    let mut many = String::from(r#"{"anyOf":["#);
     for key in 0..2400 {
         let comma = if key == 0 { "" } else { "," };
         let _ = write!(
-            schema,
+            many,
             r#"{comma}{{"type":"object","properties":{{"{key}":{{"type":"null"}}}},"required":["{key}"]}}"#
         );
     }
-    schema.push_str("]}");
-    let mut matcher = compile(&json(&schema)).start();
+    many.push_str("]}");
+    assert!(refused(&json(&many)).contains("2400 items"), "at the first choice: before the request is taken");
+    let later = format!(
+        r#"{{"type":"object","properties":{{"a":{{"type":"boolean"}},"b":{many}}},"required":["a","b"]}}"#
+    );
+    let mut matcher = compile(&json(&later)).start();
     let mut words = [0; MASK_WORDS];
-    let failure = matcher.accept(TokenId::from(b'{')).and_then(|()| matcher.fill(&mut words));
+    let text = r#"{"a":true,"b":{"#;
+    let failure = text.bytes().try_for_each(|byte| matcher.accept(TokenId::from(byte)));
+    let failure = failure.and_then(|()| matcher.fill(&mut words));
     let message = failure.expect_err("a row of the parser has a limit").to_string();
-    assert!(message.contains("2400 items"), "{message}");
+    assert!(message.contains("max is 2000"), "{message}");
 }
 
 #[test]
@@ -447,4 +453,61 @@ fn a_draft_with_another_token_boundary_is_cut_and_no_error_vllm_15554() {
         matcher.rollback(if fits { 5 } else { 3 }).expect("they were accepted");
         assert_eq!(mask(&mut matcher), before);
     }
+}
+
+/// Tools bring schemas that their callers did not write: what of them cannot be enforced must not cost the request.
+#[test]
+fn a_pattern_that_cannot_be_read_is_named_or_left_out_llama_cpp_26930() {
+    let schema =
+        r#"{"type":"object","properties":{"a":{"type":"string","pattern":"^(?=a)b"}},"required":["a"]}"#;
+    let error = refused(&json(schema));
+    assert!(error.contains("#/properties/a") && error.contains("look-around"), "{error}");
+    let lenient = GrammarSpec { lenient: true, ..json(schema) };
+    assert_eq!(compile(&lenient).dropped(), ["#/properties/a/pattern"]);
+    assert!(takes(&lenient, r#"{"a":"anything"}"#));
+    let unanchored = json(r#"{"type":"string","pattern":"\\S"}"#);
+    assert!(takes(&unanchored, r#"" x ""#) && !takes(&unanchored, r#""  ""#));
+}
+
+#[test]
+fn an_excluded_bound_in_the_form_of_draft_4_is_an_exclusive_bound() {
+    let spec = json(
+        r#"{"type":"integer","minimum":1,"exclusiveMinimum":true,"maximum":3,"exclusiveMaximum":false}"#,
+    );
+    assert!(takes(&spec, "2") && takes(&spec, "3") && !takes(&spec, "1") && !takes(&spec, "4"));
+    assert!(takes(&json(r#"{"type":"integer","exclusiveMinimum":true}"#), "-7"), "no bound is excluded");
+}
+
+#[test]
+fn schemas_that_other_compilers_drop_or_refuse_are_enforced_llama_cpp_19051_25746_26596_16790_8073() {
+    // An escaped character that needs no escape.
+    let escaped = json(r#"{"type":"string","pattern":"^hello there indeed\\!$"}"#);
+    assert!(takes(&escaped, "\"hello there indeed!\"") && !takes(&escaped, "\"hello there indeed\""));
+    // Long strings, deep inside, beside an anchored pattern.
+    let nested = json(
+        r#"{"type":"object","properties":{"o":{"type":"object","properties":{"s":{"type":"string","maxLength":2000},
+            "t":{"type":"string","minLength":1,"maxLength":65536},"p":{"type":"string","pattern":"^[a-z]+$"}},
+            "required":["s","t","p"],"additionalProperties":false}},"required":["o"],"additionalProperties":false}"#,
+    );
+    let text =
+        |s: usize, p: &str| format!("{{\"o\":{{\"s\":\"{}\",\"t\":\"t\",\"p\":\"{p}\"}}}}", "x".repeat(s));
+    assert!(
+        takes(&nested, &text(2000, "a"))
+            && !takes(&nested, &text(2001, "a"))
+            && !takes(&nested, &text(1, "A"))
+    );
+    // References into a list of alternatives, and to themselves.
+    let tree = json(
+        r##"{"type":"object","properties":{"left":{"anyOf":[{"type":"string"},{"$ref":"#"}]},
+            "right":{"$ref":"#/properties/left/anyOf/0"}},"required":["left","right"],"additionalProperties":false}"##,
+    );
+    assert!(takes(&tree, r#"{"left":{"left":"a","right":"b"},"right":"c"}"#));
+    assert!(!takes(&tree, r#"{"left":"a","right":{"left":"a","right":"b"}}"#));
+    let choice = json(
+        r##"{"$defs":{"E":{"enum":["a","b"]}},"type":"object","properties":{"e":{"$ref":"#/$defs/E"}},
+            "required":["e"],"additionalProperties":false}"##,
+    );
+    assert!(
+        takes(&choice, r#"{"e":"b"}"#) && !takes(&choice, r#"{"e":"c"}"#) && !takes(&choice, r#"{"e":{}}"#)
+    );
 }

@@ -285,3 +285,17 @@ fn a_tool_that_is_not_strict_drops_what_cannot_be_enforced_and_says_so() {
     let grammar = model.compiler.compile(&GrammarKind::Parts(part).into()).expect("it compiles");
     assert_eq!(grammar.dropped(), ["#/properties/x/uniqueItems"]);
 }
+
+/// The parser's limit is hit where the names begin, behind text that every call begins with: a request that fails there
+/// has failed at its first choice, and must not be taken.
+#[test]
+fn more_functions_than_the_parser_holds_are_refused_before_the_first_token() {
+    let model = Model::new(ToolFormat::named("hermes").expect("a format"), false);
+    let tools: Vec<Value> = (0..2100)
+        .map(|i| json!({"function": {"name": format!("f{i}"), "parameters": {"type": "object", "properties": {}}}}))
+        .collect();
+    let tools: Vec<Tool<'_>> = tools.iter().filter_map(Tool::of).collect();
+    let part = calls(&model.format.syntax(&model.tokenizer), &tools, true).expect("hermes writes any");
+    let error = model.compiler.compile(&GrammarKind::Parts(part).into()).expect_err("too many");
+    assert!(error.0.contains("max is 2000"), "{error}");
+}

@@ -165,6 +165,8 @@ families! {
         Own "eager_steps" "Steps that were launched kernel by kernel, by shape";
     late_compiles: Counters = Counters::default(),
         Own "late_compiles" "Kernels compiled after the start, by kernel";
+    memory: Gauges = Gauges::default(),
+        Own "memory_bytes" "Memory of the model's device by owner: weights, KV cache, CUDA graphs, what steps need besides";
     worker_events: Counters = Counters::default(),
         Own "worker_events" "Other counters of the worker, by name";
     request_success: Counters = Counters::default(),
@@ -225,6 +227,8 @@ families! {
         Shared "sleep_mode_operations_in_flight" "Such operations that run now";
     unknown_fields: Counter = Counter::default(),
         Own "request_unknown_fields" "Request fields accepted without knowing them";
+    traces: Counters = Counters::default(),
+        Own "traces" "Traces of requests: taken by the collector (exported), refused by it (failed), or without room in the queue (dropped)";
     http_requests: Counters = Counters::default(),
         Bare "http_requests" "HTTP requests by method, status class and route";
     http_duration: Histograms = histograms(HTTP),

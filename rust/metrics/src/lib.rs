@@ -4,6 +4,7 @@
 //!   every series at zero; nothing looks a label up while requests run.
 //! * `speculation`: what an engine with a drafter reports besides.
 //! * `sleeping`: how long it takes to sleep and to wake up.
+//! * `traces`: what became of OpenTelemetry traces.
 //! * `worker`: what only the worker can count, read now and then.
 //! * [`http`]: one count and two histograms per route, with labels that a client cannot grow.
 //! * [`families`]: the names, the help texts and the buckets. `vllm:` names are the same instruments registered twice.
@@ -22,6 +23,7 @@ mod merge;
 mod sleeping;
 mod speculation;
 pub mod text;
+mod traces;
 mod worker;
 
 pub use absent::ABSENT;
@@ -31,6 +33,7 @@ pub use http::HttpMetrics;
 pub use sleeping::{SleepMetrics, SleepOperation, SleepTimer};
 pub use speculation::SpeculationMetrics;
 pub use text::TextFormat;
+pub use traces::TraceMetrics;
 pub use worker::WorkerMetrics;
 
 use prometheus_client::registry::Registry;
@@ -81,6 +84,11 @@ impl Metrics {
     /// The instruments of sleeping and waking up.
     pub fn sleeping(&self) -> SleepMetrics {
         SleepMetrics::new(&self.families)
+    }
+
+    /// The instruments of the exporter of traces, if there is one.
+    pub fn traces(&self) -> TraceMetrics {
+        TraceMetrics::new(&self.families)
     }
 
     /// Publishes the shape of an engine's KV cache as labels of a constant 1.

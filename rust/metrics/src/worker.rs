@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use prometheus_client::metrics::counter::Counter;
 
-use crate::families::{Counters, Families, Ratios};
+use crate::families::{Counters, Families, Gauges, Ratios};
 use crate::label::{Label, Labels};
 
 /// Most series of one family: the details are the worker's words, and their number must not grow without bound.
@@ -58,6 +58,7 @@ pub struct WorkerMetrics {
     graph_steps: Counters,
     eager_steps: Arc<Detailed>,
     late_compiles: Arc<Detailed>,
+    memory: Gauges,
     events: Arc<Detailed>,
 }
 
@@ -70,6 +71,7 @@ impl WorkerMetrics {
             graph_steps: families.graph_steps.clone(),
             eager_steps: Arc::new(Detailed::new(&families.eager_steps, "shape")),
             late_compiles: Arc::new(Detailed::new(&families.late_compiles, "kernel")),
+            memory: families.memory.clone(),
             events: Arc::new(Detailed::new(&families.worker_events, "name")),
         }
     }
@@ -88,6 +90,13 @@ impl WorkerMetrics {
             let mean = tokens.iter().sum::<u64>() as f64 / tokens.len() as f64;
             self.expert_balance.get_or_create_owned(&labels).set(mean / most as f64);
         }
+    }
+
+    /// Memory that an owner holds now; owners are few and known to the worker.
+    pub fn memory(&self, owner: &str, bytes: u64) {
+        let mut labels = self.labels.clone();
+        labels.push(("owner", Label::new(owner)));
+        self.memory.get_or_create_owned(&labels).set(bytes as i64);
     }
 
     /// A counter of the worker, and what it counts of it if it has parts.

@@ -35,6 +35,16 @@ fn a_counter_of_a_worker_that_started_anew_does_not_fall() {
 }
 
 #[test]
+fn memory_of_an_owner_rises_and_falls() {
+    let metrics = metrics();
+    let worker = metrics.worker(0);
+    for bytes in [1 << 20, 3 << 30, 5] {
+        worker.memory("graphs", bytes);
+    }
+    has(&metrics, r#"frizzen:memory_bytes{model_name="m",engine="0",owner="graphs"} 5"#);
+}
+
+#[test]
 fn known_counters_have_families_of_their_own_and_others_share_one() {
     let metrics = metrics();
     let worker = metrics.worker(1);

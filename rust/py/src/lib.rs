@@ -9,6 +9,7 @@ mod output;
 mod plugins;
 mod pooling;
 mod serve;
+mod stacks;
 mod worker;
 
 use pyo3::prelude::*;

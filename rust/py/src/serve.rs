@@ -25,6 +25,7 @@ use serde_json::Value;
 
 use crate::engine::resolve;
 use crate::gil::{attached, detached};
+use crate::stacks;
 use crate::worker::{PyWorker, worker_error};
 
 /// Serves a model over HTTP, with the APIs of OpenAI and vLLM
@@ -119,6 +120,7 @@ fn in_process(
         let ran = attached(|py| {
             let text = begin(py, &config, &handle)?;
             let built = build(py, &config)?;
+            show_stacks(py, &handle);
             state.set_text(joined(text)?);
             detached(py, || {
                 let mut engine = built.seated(seat, &state.metrics, 0)?;
@@ -210,6 +212,7 @@ fn run_headless(py: Python<'_>, config: &ServerConfig) -> std::io::Result<u8> {
                 // Set once: this thread runs once.
                 let _ = tokenizer.set(path);
                 let built = build(py, &config)?;
+                show_stacks(py, &handle);
                 detached(py, || built.seated(seat, &metrics, rank)?.run())
             });
             if let Err(error) = ran {
@@ -272,13 +275,36 @@ fn tokenizer_path(py: Python<'_>, config: &ServerConfig) -> Result<PathBuf, Erro
     resolve(py, name).map(PathBuf::from).map_err(|error| start_error(py, &error))
 }
 
+/// Imports the worker and torch without a look for garbage among what is imported, then or ever after: the process is
+/// ours, and a look at all of it takes longer than many steps.
+fn import_worker(py: Python<'_>) -> PyResult<()> {
+    let collector = py.import("gc")?;
+    collector.call_method0("disable")?;
+    let imported = py.import("frizzen.worker.launch");
+    collector.call_method0("freeze")?;
+    collector.call_method0("enable")?;
+    imported.map(drop)
+}
+
 /// Builds the worker on this thread, which stays attached to Python for as long as it calls it.
 fn build(py: Python<'_>, config: &ServerConfig) -> Result<Built, Error> {
+    import_worker(py).map_err(|error| start_error(py, &error))?;
     let speculation = config.speculation.resolve().map_err(|message| Error::Engine { message })?;
     let built = PyWorker::build(py, &config.engine_json(speculation.as_ref()));
     let worker = built.map_err(|error| start_error(py, &error))?;
     let options = config.engine_options(speculation.as_ref());
     Ok(Built { worker, options, costs: speculation.and_then(|resolved| resolved.cache) })
+}
+
+/// Lets the watchdog show the stacks of this process. Serving goes on without.
+fn show_stacks(py: Python<'_>, handle: &EngineHandle) {
+    match stacks::source(py) {
+        Ok(Some(show)) => handle.show_stacks_by(show),
+        Ok(None) => {
+            tracing::info!("SIGUSR1 has a handler: the stacks of a step that hangs will not be shown");
+        }
+        Err(error) => tracing::warn!(%error, "the stacks of a step that hangs will not be shown"),
+    }
 }
 
 /// A worker, and what the loop around it is to do.

@@ -214,6 +214,8 @@ pub struct StepOutput {
     pub failed: Vec<(RowId, String)>,
     /// What the worker's drafter proposes for the next step; empty without one.
     pub proposals: Proposals,
+    /// The step's time says nothing about the next one like it: the worker made something once that it will keep.
+    pub irregular: bool,
 }
 
 /// Drafts that a worker proposed after it sampled a step. The drafts of the next plan are a prefix of them, row by row.
@@ -252,5 +254,6 @@ impl StepOutput {
         self.token_vectors.clear();
         self.failed.clear();
         self.proposals.clear();
+        self.irregular = false;
     }
 }

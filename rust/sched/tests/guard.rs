@@ -1,54 +1,22 @@
 //! The guard on simulated machines, on a virtual clock: never noticeably slower than without drafts, close to the best
 //! constant length, and back when things change.
 
+mod machines;
+
 use frizzen_core::SpeculationReason as Reason;
 use frizzen_sched::draft::Evidence;
-use frizzen_sched::speculation::acceptance::{Acceptance, Judged, OwnAcceptance};
+use frizzen_sched::speculation::acceptance::{Acceptance, Judged, OwnAcceptance, Warmth};
 use frizzen_sched::speculation::choose::Offer;
 use frizzen_sched::speculation::guard::{Fixed, Guard, MeasuredStep, Situation};
 use frizzen_sched::speculation::law::Experts;
+use machines::{InWorker, Machine, Random};
 
 /// Drafts that are offered per row.
 const K: usize = 8;
 
-/// How the time of a step grows with its tokens, in milliseconds.
-#[derive(Clone, Copy, Debug)]
-enum Machine {
-    /// Weights dominate until the arithmetic does.
-    Dense { knee: f64 },
-    /// 128 experts of which each token reads 8: the weights read grow with the distinct experts.
-    Moe,
-    /// The same, and arithmetic that begins to count at 400 tokens.
-    Mixture,
-    /// Every token costs the same: a small model on a processor.
-    Linear,
-}
-
-impl Machine {
-    fn ms(self, tokens: f64) -> f64 {
-        match self {
-            Self::Dense { knee } => 10.0 + 0.01 * tokens + 0.1 * (tokens - knee).max(0.0),
-            Self::Moe => {
-                let distinct = 128.0 * (1.0 - (1.0_f64 - 8.0 / 128.0).powf(tokens));
-                2.0 + 0.1 * distinct + 0.004 * tokens
-            }
-            Self::Mixture => Self::Moe.ms(tokens) + 0.05 * (tokens - 400.0).max(0.0),
-            Self::Linear => 3.0 + 4.0 * tokens,
-        }
-    }
-}
-
-const MODEL: Judged<'static> = Judged { evidence: Evidence::Model, confidences: &[] };
-const MATCH: Judged<'static> = Judged { evidence: Evidence::Match(8), confidences: &[] };
-
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> f64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 11) as f64 / (1u64 << 53) as f64
-    }
-}
+const MODEL: Judged<'static> = Judged { evidence: Evidence::Model, confidences: &[], warmth: Warmth::Greedy };
+const MATCH: Judged<'static> =
+    Judged { evidence: Evidence::Match(8), confidences: &[], warmth: Warmth::Greedy };
 
 /// The chance of a draft that gives this many tokens per verification of `K` drafts.
 fn chance_for(mean: f64) -> f64 {
@@ -63,19 +31,6 @@ fn chance_for(mean: f64) -> f64 {
 /// Tokens per row and step with `k` drafts of this chance.
 fn expected(chance: f64, k: usize) -> f64 {
     (0..=k as i32).map(|at| chance.powi(at)).sum()
-}
-
-/// A drafter in the worker: what proposing takes, in milliseconds.
-#[derive(Clone, Copy, Debug)]
-struct InWorker {
-    base: f64,
-    per_draft: f64,
-}
-
-impl InWorker {
-    fn ms(self, length: usize) -> f64 {
-        if length == 0 { 0.0 } else { self.base + self.per_draft * length as f64 }
-    }
 }
 
 /// A server whose rows all behave alike.
@@ -159,9 +114,11 @@ impl Simulation {
                 rows,
                 drafts: drafts as usize,
                 proposed: decision.propose,
+                prefill: 0,
                 tokens,
                 seconds: ms / 1e3,
                 governed: true,
+                ahead: false,
             });
             self.ms += ms;
             self.tokens += tokens as f64;
@@ -245,7 +202,7 @@ fn drafts_follow_the_text_without_being_verified() {
     assert!(simulation.rate() >= 0.98 * constant_rate(1, 0.05, machine, 0));
     let flat = Machine::Dense { knee: 64.0 };
     let mut simulation = Simulation::new(3);
-    simulation.run(1000, 1, 0.01, flat, 0.0);
+    simulation.run(1000, 1, 0.0, flat, 0.0);
     assert!(!simulation.guard.is_on());
     simulation.run(300, 1, 0.9, flat, 0.0);
     assert!(simulation.guard.is_on());

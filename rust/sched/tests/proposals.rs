@@ -28,6 +28,8 @@ struct Loop {
     proposed: BTreeMap<RequestId, Vec<TokenId>>,
     texts: BTreeMap<RequestId, Vec<TokenId>>,
     accepted: u64,
+    /// The worker calls every step irregular.
+    irregular: bool,
 }
 
 impl Loop {
@@ -49,6 +51,7 @@ impl Loop {
             proposed: BTreeMap::new(),
             texts: BTreeMap::new(),
             accepted: 0,
+            irregular: false,
         }
     }
 
@@ -65,6 +68,7 @@ impl Loop {
             self.check(&plan);
             let mut output = StepOutput::default();
             self.model.run(&plan, &mut output, ChainModel::token_after);
+            output.irregular = self.irregular;
             self.speculator.follow(&plan);
             self.flight.push_back((plan, output));
         }
@@ -102,7 +106,7 @@ impl Loop {
         let mut events = Vec::new();
         self.scheduler.commit(&plan, &output, Duration::ZERO, &mut events);
         let micros = 1000 + 10 * plan.num_tokens() as u64 + 100 * u64::from(plan.propose);
-        self.speculator.learn(&plan, &output, &events, Duration::from_micros(micros));
+        self.speculator.learn(&plan, &output, &events, Duration::from_micros(micros), false);
         for event in &events {
             let text = self.texts.entry(event.request).or_default();
             text.extend(&output.tokens[event.tokens.clone()]);
@@ -212,6 +216,21 @@ fn rows_of_different_lengths_share_a_step_and_each_takes_what_it_asked_for() {
     let mut drafts: Vec<u32> = plan.rows.iter().map(|row| row.num_drafts).collect();
     drafts.sort_unstable();
     assert_eq!(drafts, [0, 1, 4], "the prefill proposed already, for those who had asked");
+}
+
+#[test]
+fn a_step_that_its_worker_calls_irregular_is_no_measure_of_others() {
+    for irregular in [true, false] {
+        let mut run = Loop::new(config(), 0, 4, SimDrafter { accuracy: 1.0, confident: true });
+        run.irregular = irregular;
+        for id in 0..3 {
+            let new = asking(&[id as TokenId + 1; 3], 20, Some(Speculation::MaxTokens(2)));
+            run.scheduler.add(RequestId(id), new, &[], 0, Duration::ZERO);
+        }
+        run.drain();
+        assert_eq!(run.speculator.num_measured() == 0, irregular);
+        assert!(run.accepted > 0);
+    }
 }
 
 #[test]

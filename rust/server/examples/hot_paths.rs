@@ -19,7 +19,8 @@ use frizzen_server::output::writer::Header;
 use frizzen_server::output::{ChoiceDelta, Envelope, Pieces, Usage, Writer as _};
 use frizzen_server::request::{Dialect, Fields, Shown};
 use frizzen_text::parse::{Format, Setup};
-use frizzen_text::{StreamOptions, TextStream, Tokenizer};
+use frizzen_text::{SpecialTokens, StreamOptions, TextStream, Tokenizer};
+use serde_json::{Map, Value, json};
 
 /// Rows of the steps.
 const ROWS: u32 = 64;
@@ -60,6 +61,48 @@ fn detokenise_and_match(times: usize) {
     for token in ids.iter().cycle().take(times) {
         black_box(stream.push(&[*token]));
     }
+}
+
+/// A prompt of a sentence, from text to ids, in words as Llama 3 has them.
+fn encode_sentence(times: usize) {
+    const TEXT: &str = "The water cycle describes how water moves on, above and below the surface of the Earth: 505,000 \
+        cubic kilometres a year fall as rain, and it's mostly over the sea.\n\n";
+    let words = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+    let json = byte_pairs(&TEXT.replace(' ', "\u{120}").replace('\n', "\u{10a}"), words);
+    let tokenizer = Tokenizer::from_json(json.as_bytes(), SpecialTokens::default(), Vec::new()).unwrap();
+    for _ in 0..times {
+        black_box(tokenizer.encode(black_box(TEXT), false).unwrap());
+    }
+}
+
+/// A `tokenizer.json` whose merges are the pairs of neighbours in `text`, then those of the tokens that come of it, three
+/// times; text and tokens are spelled in the byte-level alphabet.
+fn byte_pairs(text: &str, words: &str) -> String {
+    let mut tokens: Vec<String> = ('!'..='~').chain('\u{a1}'..='\u{143}').map(String::from).collect();
+    let (mut merges, mut parts): (Vec<Value>, Vec<String>) =
+        (Vec::new(), text.chars().map(String::from).collect());
+    for _ in 0..3 {
+        for pair in parts.chunks_exact(2) {
+            let merged = pair.concat();
+            if !tokens.contains(&merged) {
+                merges.push(json!(pair));
+                tokens.push(merged);
+            }
+        }
+        parts = parts.chunks(2).map(<[String]>::concat).collect();
+    }
+    let vocab: Map<String, Value> =
+        tokens.into_iter().zip(0..).map(|(token, id)| (token, id.into())).collect();
+    let byte_level =
+        json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false});
+    let split =
+        json!({"type": "Split", "pattern": {"Regex": words}, "behavior": "Isolated", "invert": false});
+    json!({
+        "version": "1.0", "added_tokens": [], "decoder": byte_level,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, byte_level]},
+        "model": {"type": "BPE", "vocab": vocab, "merges": merges},
+    })
+    .to_string()
 }
 
 /// The body of a chat, from bytes to fields.
@@ -120,6 +163,7 @@ fn main() -> ExitCode {
     let path: fn(usize) = match name.as_str() {
         "write_chat_chunk" => write_chat_chunk,
         "detokenise_and_match" => detokenise_and_match,
+        "encode_sentence" => encode_sentence,
         "read_chat_body" => read_chat_body,
         "plan_and_commit_row" => plan_and_commit_row,
         _ => return ExitCode::FAILURE,

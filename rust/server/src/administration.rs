@@ -273,6 +273,7 @@ pub fn describe(config: &crate::ServerConfig) -> Value {
             "drain_timeout_s": seconds(http.drain_timeout),
             "step_timeout_s": seconds(http.step_timeout),
             "keep_alive_s": seconds(http.keep_alive),
+            "otlp_traces_endpoint": http.otlp_traces_endpoint.as_ref().map(ToString::to_string),
         },
     })
 }

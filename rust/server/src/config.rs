@@ -17,6 +17,7 @@ use serde::Serialize;
 use crate::logging::LogFormat;
 use crate::parsing::ParsingArgs;
 use crate::replicas::ReplicaArgs;
+use crate::traces::export::Endpoint;
 
 /// Everything that `frizzen serve` takes.
 #[derive(Args, Clone, Debug)]
@@ -285,7 +286,7 @@ pub struct HttpArgs {
     /// Seconds that open requests get to end after SIGTERM
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = parse_seconds)]
     pub drain_timeout: Duration,
-    /// Seconds that one step may take before the engine counts as dead
+    /// Seconds that one step may take before the engine counts as dead; a tenth of it is reported as slow
     #[arg(long, value_name = "SECONDS", default_value = "300", value_parser = parse_seconds)]
     pub step_timeout: Duration,
     /// Seconds that a client may take for the head of a request, and a connection may idle; 0 is no limit
@@ -297,6 +298,10 @@ pub struct HttpArgs {
     /// Seconds of silence in a stream after which a comment is sent; 0 never sends one
     #[arg(long, value_name = "SECONDS", default_value = "15", value_parser = parse_seconds)]
     pub keep_alive: Duration,
+    /// Where OpenTelemetry traces go, one per request, as OTLP over HTTP; none are made without it. `OTEL_SERVICE_NAME`
+    /// names the server in them
+    #[arg(long, value_name = "URL")]
+    pub otlp_traces_endpoint: Option<Endpoint>,
     /// How the model's text is read. Last, since its heading would go on for what followed.
     #[command(flatten)]
     pub parsing: ParsingArgs,

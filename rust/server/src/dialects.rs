@@ -7,7 +7,7 @@ use crate::administration::parameter;
 use crate::body;
 use crate::edge;
 use crate::error::{ApiError, quoted};
-use crate::handlers::{Answer, generate, to_json};
+use crate::handlers::{Answer, PathId, generate, to_json};
 use crate::ids::without_prefix;
 use crate::prepare::off_thread;
 use crate::request::{Dialect, Fields, messages};
@@ -39,28 +39,28 @@ pub async fn responses(State(state): State<SharedState>, request: Request) -> An
 }
 
 /// `GET /v1/responses/{id}`
-pub async fn response(State(state): State<SharedState>, Path(id): Path<String>) -> Answer {
+pub async fn response(State(state): State<SharedState>, id: PathId) -> Answer {
+    let Path(id) = id?;
     Ok(edge::json(state.store.response(&id)?.to_vec()))
 }
 
 /// `DELETE /v1/responses/{id}`
-pub async fn delete_response(State(state): State<SharedState>, Path(id): Path<String>) -> Answer {
+pub async fn delete_response(State(state): State<SharedState>, id: PathId) -> Answer {
+    let Path(id) = id?;
     state.store.delete(&id)?;
     Ok(to_json(&json!({"id": id, "object": "response", "deleted": true})))
 }
 
 /// `POST /v1/responses/{id}/cancel`
-pub async fn cancel_response(State(state): State<SharedState>, Path(id): Path<String>) -> Answer {
+pub async fn cancel_response(State(state): State<SharedState>, id: PathId) -> Answer {
+    let Path(id) = id?;
     Ok(edge::json(state.store.cancel(&id)?.to_vec()))
 }
 
 /// `GET /v1/responses/{id}/input_items`: the items of that response's own request, the last one first unless `order` is
 /// `asc`; `limit` of them, those after `after`.
-pub async fn input_items(
-    State(state): State<SharedState>,
-    Path(id): Path<String>,
-    RawQuery(query): RawQuery,
-) -> Answer {
+pub async fn input_items(State(state): State<SharedState>, id: PathId, RawQuery(query): RawQuery) -> Answer {
+    let Path(id) = id?;
     let mut items = state.store.input(&id)?;
     for (index, item) in items.iter_mut().enumerate() {
         if let Some(members) = item.as_object_mut() {

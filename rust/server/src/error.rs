@@ -4,6 +4,7 @@
 
 use std::borrow::Cow;
 
+use axum::extract::rejection::PathRejection;
 use axum::http::header::{ALLOW, CONTENT_TYPE, RETRY_AFTER};
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
@@ -112,6 +113,13 @@ impl ApiError {
         out.extend_from_slice(b",\"code\":");
         json::integer(out, u64::from(self.status.as_u16()));
         out.extend_from_slice(b"}}");
+    }
+}
+
+impl From<PathRejection> for ApiError {
+    fn from(_: PathRejection) -> Self {
+        // All that can be wrong with a segment, once its route was found.
+        Self::invalid("id", "the id in the path is not UTF-8")
     }
 }
 

@@ -3,10 +3,12 @@
 use std::sync::Arc;
 
 use axum::body::Body;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, Request, State};
 use axum::http::header::{ACCEPT, CONTENT_TYPE};
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
+use frizzen_engine::watchdog::Stall;
 use frizzen_engine::{Health, ReplicaStatus};
 use frizzen_metrics::TextFormat;
 use frizzen_text::ChatTemplate;
@@ -16,6 +18,7 @@ use crate::background;
 use crate::body;
 use crate::edge::{self, RequestName};
 use crate::error::ApiError;
+use crate::output::generation::Watch;
 use crate::output::stream::EventStream;
 use crate::output::{ChoiceDelta, generation};
 use crate::parse::parse_now;
@@ -24,8 +27,12 @@ use crate::request::chat::conversation;
 use crate::request::{Dialect, Fields, ToolChoice};
 use crate::speculation;
 use crate::state::{AppState, SharedState};
+use crate::traces::RequestTrace;
 
 pub(crate) type Answer = Result<Response, ApiError>;
+
+/// An id in the path; what is wrong with it is an answer like others, in JSON.
+pub(crate) type PathId = Result<Path<String>, PathRejection>;
 
 pub(crate) fn to_json(value: &Value) -> Response {
     edge::json(value.to_string().into_bytes())
@@ -44,13 +51,21 @@ pub async fn completions(State(state): State<SharedState>, request: Request) -> 
 /// Whoever leaves, wherever, drops this future or the body it returned, and with it the generation.
 pub(crate) async fn generate(state: SharedState, request: Request, dialect: Dialect) -> Answer {
     state.model()?;
-    state.check_samples(1)?;
+    state.check_samples("n", 1)?;
     let name = request.extensions().get::<RequestName>().map(|name| Arc::clone(&name.0));
     let name = name.unwrap_or_else(|| state.ids.next().into());
+    let trace = request.extensions().get::<RequestTrace>().cloned();
     let body = body::read(request, state.http.body_limit).await?;
     let lowered = prepare::prepare(&state, dialect, body, name).await?;
     let (n, stream) = (lowered.n, lowered.stream);
-    let (mut generation, mut writer) = lowered.submit(&state.engine, state.engine_metrics.front_end())?;
+    if let Some(trace) = &trace {
+        trace.note(|record| {
+            record.operation = dialect.operation();
+            record.asked = Some(lowered.asked(&state.engine, dialect.id_prefix(), &state.names[0]));
+        });
+    }
+    let watch = Watch { metrics: state.engine_metrics.front_end(), shown: lowered.timings, trace };
+    let (mut generation, mut writer) = lowered.submit(&state.engine, watch)?;
     state.engine_metrics.params_n(n);
     if let Some((begun, keep)) = writer.begun() {
         background::make(generation, writer, keep, &begun);
@@ -92,7 +107,8 @@ pub async fn models(State(state): State<SharedState>) -> Answer {
 }
 
 /// `GET /v1/models/{id}`
-pub async fn model(State(state): State<SharedState>, Path(id): Path<String>) -> Answer {
+pub async fn model(State(state): State<SharedState>, id: PathId) -> Answer {
+    let Path(id) = id?;
     let max_model_len = state.model()?.0.max_model_len;
     let name = state.check_model(Some(&id))?;
     Ok(to_json(&model_card(&state, name, max_model_len)))
@@ -101,23 +117,27 @@ pub async fn model(State(state): State<SharedState>, Path(id): Path<String>) -> 
 /// `GET /health`
 pub async fn health(State(state): State<SharedState>) -> Answer {
     match state.engine.health() {
-        Health::Ready => match state.engine.step_age() {
-            Some(age) if age > state.http.step_timeout => {
-                Err(ApiError::busy(format!("stalled: a step has been running for {} s", age.as_secs())))
+        Health::Ready => {
+            let stall = Stall::of(&state.engine, state.http.step_timeout);
+            match stall.filter(Stall::is_slow) {
+                Some(stall) if stall.is_final() => Err(ApiError::busy(format!("stalled: {stall}"))),
+                stall => Ok(to_json(&ready(&state, stall.as_ref()))),
             }
-            _ => Ok(to_json(&ready(&state))),
-        },
+        }
         Health::Loading(what) => Err(ApiError::busy(format!("loading: {what}"))),
         Health::Draining => Err(ApiError::busy("draining: the server is shutting down")),
         Health::Failed(error) => Err(error.into()),
     }
 }
 
-/// Fewer engines than asked for are a fact that a probe must see, and no reason to send nobody here.
-fn ready(state: &SharedState) -> Value {
+/// Fewer engines than asked for, or a slow one, are facts that a probe must see, and no reason to send nobody here.
+fn ready(state: &SharedState, slow: Option<&Stall>) -> Value {
     let replicas = state.engine.replicas();
     let all = replicas.iter().all(|replica| replica.ready);
-    let mut answer = json!({"status": if all { "ready" } else { "degraded" }});
+    let mut answer = json!({"status": if all && slow.is_none() { "ready" } else { "degraded" }});
+    if let Some(stall) = slow {
+        answer["slow"] = stall.to_string().into();
+    }
     if !replicas.is_empty() {
         answer["engines"] = replicas.iter().map(engine).collect();
     }
@@ -258,6 +278,9 @@ fn tokenize_now(state: &AppState, body: &[u8]) -> Result<Value, ApiError> {
     let add_special = fields.boolean("add_special_tokens")?;
     let with_strings = fields.flag("return_token_strs")?;
     let tokens = if let Some(text) = fields.string("prompt")? {
+        if fields.take("messages").is_some() {
+            return Err(ApiError::invalid("messages", "exactly one of prompt and messages must be given"));
+        }
         model.tokenizer.encode(&text, add_special.unwrap_or(true))?
     } else {
         let conversation = conversation(&mut fields)?;

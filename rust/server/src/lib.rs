@@ -11,7 +11,8 @@
 //! * [`replicas`]: several engines on one host, and headless ones.
 //! * [`connections`]: listening and accepting. [`serve`], [`shutdown`]: life of a server. [`logging`]: the log.
 //!   [`mock`]: a server without a model.
-//! * [`speculation`]: how drafts fare. [`worker_report`]: what only the worker can count, for the metrics.
+//! * [`speculation`]: how drafts fare. [`traces`]: OpenTelemetry, if it is asked for. [`worker_report`]: what only the worker
+//!   can count, for the metrics.
 
 pub mod administration;
 pub mod auth;
@@ -44,6 +45,7 @@ pub mod shutdown;
 pub mod speculation;
 pub mod state;
 pub mod store;
+pub mod traces;
 pub mod worker_report;
 
 pub use config::ServerConfig;

@@ -2,10 +2,10 @@
 //! dialect; everything that depends on the model's sizes is decided here.
 
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use frizzen_core::{Constraint, ParamLimits, Request, SamplingParams, TokenId};
 use frizzen_engine::EngineHandle;
-use frizzen_metrics::FrontEndMetrics;
 use frizzen_text::parse::{Format, Setup};
 use frizzen_text::{StreamOptions, TextStream, Tokenizer};
 
@@ -14,6 +14,7 @@ use crate::output::generation::{Ending, Held, Sample, Watch};
 use crate::output::{Echo, Generation, Waterfall, Writer};
 use crate::request::{Common, TruncationSide};
 use crate::state::TextModel;
+use crate::traces::record::{Asked, epoch};
 
 /// A prompt in tokens.
 #[derive(Clone, Debug)]
@@ -163,6 +164,7 @@ impl<'a> Plan<'a> {
             writer,
             stream: common.shown.stream,
             timings: common.shown.timings,
+            model: common.model.clone(),
         })
     }
 
@@ -216,7 +218,9 @@ pub struct Lowered {
     /// As a stream of events.
     pub stream: bool,
     /// The answer says where the time went.
-    timings: bool,
+    pub timings: bool,
+    /// The model's name, if the request said one.
+    model: Option<String>,
 }
 
 struct LoweredSample {
@@ -233,11 +237,27 @@ impl std::fmt::Debug for Lowered {
 }
 
 impl Lowered {
+    /// What the engine is about to be asked for, for a trace.
+    pub fn asked(&self, engine: &EngineHandle, prefix: &'static str, model: &str) -> Asked {
+        let first = self.samples.first().map(|sample| &sample.request);
+        Asked {
+            at: SystemTime::now(),
+            epoch: epoch(engine.now()),
+            model: self.model.clone().unwrap_or_else(|| model.to_owned()),
+            name: first.map_or_else(|| "".into(), |request| Arc::clone(&request.external_id)),
+            prefix,
+            params: first.map(|request| request.params.clone()).unwrap_or_default(),
+            n: self.n,
+            prompt_tokens: self.prompt_tokens,
+            stream: self.stream,
+        }
+    }
+
     /// Hands all samples to the engine: all of them or, if one is refused, none.
     pub fn submit(
         self,
         engine: &EngineHandle,
-        metrics: FrontEndMetrics,
+        watch: Watch,
     ) -> Result<(Generation, Box<dyn Writer>), ApiError> {
         let mut samples = Vec::with_capacity(self.samples.len());
         for lowered in self.samples {
@@ -251,9 +271,9 @@ impl Lowered {
                 echo,
                 held: Held::default(),
                 waterfall: Waterfall::default(),
+                finish: None,
             });
         }
-        let watch = Watch { metrics, shown: self.timings };
         Ok((Generation::new(samples, self.ending, self.prompt_tokens, watch), self.writer))
     }
 }

@@ -1,5 +1,8 @@
 //! The description of the HTTP surface, made of the route table and the tables of request fields: as `OpenAPI` 3.1, as a
-//! page, and as the document `docs/http.md`.
+//! page, and as the document `docs/http.md`. [`bodies`] and [`answers`] have the schemas that no table of fields has.
+
+pub mod answers;
+pub mod bodies;
 
 mod operations;
 
@@ -105,7 +108,6 @@ pub fn document() -> Value {
     }
     let mut schemas: Map<String, Value> =
         Dialect::ALL.into_iter().map(|dialect| (component(dialect).to_owned(), body(dialect))).collect();
-    schemas.extend(operations::answers());
     schemas.insert("TokenId".to_owned(), json!({"type": "integer", "minimum": 0, "maximum": u32::MAX}));
     schemas.insert("Alternatives".to_owned(), json!({"type": "integer", "minimum": 0, "maximum": u32::MAX}));
     schemas.insert("Error".to_owned(), error());
@@ -145,10 +147,11 @@ fn body(dialect: Dialect) -> Value {
                     property["description"] = format!("refused with {}: {why}", status.as_u16()).into();
                     property
                 }
-                Support::Renamed(successor) => {
-                    json!({"type": "null", "deprecated": true,
-                        "description": format!("removed; its successor is {successor}")})
-                }
+                Support::Renamed(successor) => json!({
+                    "type": "null",
+                    "deprecated": true,
+                    "description": format!("removed; its successor is {successor}"),
+                }),
                 Support::Unknown => return None,
             };
             Some((name.to_owned(), property))

@@ -47,8 +47,9 @@ pub async fn prepare(
 /// True if the body may name a field whose grammar has to be compiled. A field that is spelled with escapes is missed, and
 /// then prepared where it delays others.
 fn may_ask_for_grammar(body: &[u8]) -> bool {
-    let names = [&b"response_format"[..], b"structured_outputs", b"\"format\"", b"output_format", b"tools"];
-    names.iter().any(|name| body.windows(name.len()).any(|part| part == *name))
+    let names = ["response_format", "structured_outputs", "\"format\"", "output_format", "tools"];
+    // What is not UTF-8 is not JSON, and asks for nothing.
+    std::str::from_utf8(body).is_ok_and(|body| names.iter().any(|name| body.contains(name)))
 }
 
 /// Runs work of more than a few dozen microseconds where it delays no other request.
@@ -150,7 +151,7 @@ impl Job<'_> {
     fn chat(self, request: &ChatRequest, limits: &Limits, voice: Voice) -> Result<Lowered, ApiError> {
         let ChatRequest { common, conversation, .. } = request;
         let served = self.state.check_model(common.model.as_deref())?;
-        self.state.check_samples(common.n as usize)?;
+        self.state.check_samples("n", common.n as usize)?;
         let kind = PromptKind {
             field: "messages",
             echo: false,
@@ -264,7 +265,12 @@ impl Job<'_> {
     ) -> Result<Lowered, ApiError> {
         let CompletionRequest { common, prompts, echo } = request;
         let served = self.state.check_model(common.model.as_deref())?;
-        self.state.check_samples(prompts.len() * common.n as usize)?;
+        let field = match form {
+            Form::Completion => "prompt",
+            Form::Tokens => "token_ids",
+            Form::Native { .. } => "sampling_params",
+        };
+        self.state.check_samples(field, prompts.len() * common.n as usize)?;
         let plan =
             Plan::new(&common, limits.params, PromptKind { field: "prompt", echo, continues_text: true })?;
         let prompts = prompts.into_iter().map(|prompt| self.token_prompt(prompt, &common, &plan, echo));

@@ -277,6 +277,17 @@ impl Route {
     pub const fn is_anthropic(&self) -> bool {
         matches!(self.endpoint, Endpoint::Messages | Endpoint::CountTokens)
     }
+
+    /// What the route makes the model do, in the words of OpenTelemetry's conventions; `None` if it asks no model.
+    pub const fn operation(&self) -> Option<&'static str> {
+        match self.endpoint {
+            Endpoint::Chat | Endpoint::Responses | Endpoint::Messages => Some("chat"),
+            Endpoint::Completions | Endpoint::Tokens | Endpoint::Invocations => Some("text_completion"),
+            Endpoint::Embeddings | Endpoint::Pooling => Some("embeddings"),
+            Endpoint::Classify | Endpoint::Score | Endpoint::Rerank => Some("classify"),
+            _ => None,
+        }
+    }
 }
 
 /// The route of a path template and method; HEAD counts as GET.

@@ -5,7 +5,6 @@
 //! skips the waiting. After a failure the server answers 503 for [`LINGER`], so that probes and clients see why; if the
 //! model could not be loaded, it ends at once.
 
-use std::any::Any;
 use std::io;
 use std::pin::pin;
 use std::time::Duration;
@@ -14,11 +13,12 @@ use axum::Router;
 use axum::http::HeaderValue;
 use frizzen_core::Error;
 use frizzen_engine::Health;
+use frizzen_engine::watchdog::Watchdog;
 use tokio::net::TcpListener;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::oneshot;
+use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
-use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::cors::{AllowHeaders, AllowMethods, AllowOrigin, CorsLayer};
 
 use crate::config::HttpArgs;
@@ -27,6 +27,7 @@ use crate::edge;
 use crate::routes;
 use crate::shutdown::ShutdownRequests;
 use crate::state::SharedState;
+use crate::traces::Tracer;
 
 /// How often the engine is looked at.
 const TICK: Duration = Duration::from_millis(100);
@@ -76,9 +77,7 @@ pub fn runtime_goes_on<R>(work: impl FnOnce() -> R) -> R {
 
 /// The whole HTTP service.
 pub fn router(state: &SharedState) -> Router {
-    let router = routes::router()
-        .layer(CatchPanicLayer::custom(|panic: Box<dyn Any + Send>| edge::panicked(&*panic)))
-        .layer(axum::middleware::from_fn_with_state(state.clone(), edge::edge));
+    let router = routes::router().layer(axum::middleware::from_fn_with_state(state.clone(), edge::edge));
     let router = match cors(&state.http) {
         Some(cors) => router.layer(cors),
         None => router,
@@ -125,6 +124,13 @@ pub async fn serve(
 ) -> io::Result<Outcome> {
     let (stop, stopped) = oneshot::channel::<()>();
     let (ended, closed) = oneshot::channel::<()>();
+    let (flush, flushing) = oneshot::channel::<()>();
+    let mut exporting = JoinSet::new();
+    if let Some(exporter) = state.tracer.as_ref().and_then(Tracer::exporter) {
+        exporting.spawn(exporter.run(async {
+            let _ = flushing.await;
+        }));
+    }
     let mut server = pin!(async {
         let stopping = async {
             // A dropped sender means the same as a message.
@@ -143,14 +149,18 @@ pub async fn serve(
         state.engine.shutdown();
         outcome
     });
-    tokio::select! {
+    let outcome = tokio::select! {
         outcome = &mut control => {
             // Whoever does not read its last event by then will not.
             let _ = timeout(FLUSH, server).await;
-            Ok(outcome)
+            outcome
         }
-        () = &mut server => Ok(control.await),
-    }
+        () = &mut server => control.await,
+    };
+    drop(flush);
+    // A collector that is slow now costs the last traces.
+    let _ = timeout(FLUSH, exporting.join_next()).await;
+    Ok(outcome)
 }
 
 /// The phases of a server, up to the point where what is still open must be aborted. Dropping `stop` ends listening;
@@ -198,16 +208,18 @@ async fn live(
 
 /// Waits until the engine fails, and makes it fail when a step takes too long.
 async fn failure(state: &SharedState) -> Outcome {
+    let mut watchdog = Watchdog::new(state.http.step_timeout);
     loop {
         sleep(TICK).await;
         if let Health::Failed(error) = state.engine.health() {
             return Outcome::Failed(error);
         }
-        if let Some(age) = state.engine.step_age().filter(|age| *age > state.http.step_timeout) {
-            let limit = state.http.step_timeout.as_secs();
-            let message = format!("a step has been running for {} s, the limit is {limit} s", age.as_secs());
-            tracing::error!("{message}");
-            let error = Error::Engine { message };
+        let Some(stall) = watchdog.look(&state.engine) else { continue };
+        let (engine, seen) = (state.engine.clone(), stall.clone());
+        // A report that panics must not keep the engine from failing.
+        let _ = tokio::task::spawn_blocking(move || seen.report(&engine)).await;
+        if stall.is_final() {
+            let error = stall.error();
             state.engine.fail(error.clone());
             return Outcome::Stuck(error);
         }

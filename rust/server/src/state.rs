@@ -22,6 +22,7 @@ use crate::request::chat::Conversation;
 use crate::request::constraint::refused;
 use crate::request::{Limits, RequestedGrammar, Unused};
 use crate::store::ResponseStore;
+use crate::traces::Tracer;
 use crate::worker_report::WorkerReport;
 
 /// How handlers hold the state.
@@ -31,6 +32,8 @@ pub type SharedState = Arc<AppState>;
 const MAX_WARNED: usize = 1024;
 /// The environment variable that adds an API key: a command line is visible to every user of the machine.
 const KEY_VARIABLE: &str = "FRIZZEN_API_KEY";
+/// The environment variable of OpenTelemetry that names a service in traces.
+const SERVICE_VARIABLE: &str = "OTEL_SERVICE_NAME";
 
 /// The model's text side.
 #[derive(Debug)]
@@ -116,6 +119,8 @@ pub struct AppState {
     pub engine_metrics: EngineMetrics,
     /// Those of the server.
     pub http_metrics: HttpMetrics,
+    /// Notes where requests spend their time, if somebody collects it.
+    pub tracer: Option<Tracer>,
     /// Brings those of the worker up to date.
     pub worker_report: WorkerReport,
     /// Names under which the model answers.
@@ -153,6 +158,10 @@ impl AppState {
             engine,
             engine_metrics: metrics.engine(0),
             http_metrics: metrics.http(),
+            tracer: config.http.otlp_traces_endpoint.as_ref().map(|endpoint| {
+                let service = std::env::var(SERVICE_VARIABLE).ok().filter(|name| !name.is_empty());
+                Tracer::new(endpoint, service.unwrap_or_else(|| "frizzen".to_owned()), metrics.traces())
+            }),
             worker_report: WorkerReport::new(metrics.worker(0)),
             metrics,
             names: config.model_names(),
@@ -229,9 +238,16 @@ impl AppState {
         })
     }
 
-    /// Refuses a body whose samples certainly find no room, before any work is done for them.
-    pub fn check_samples(&self, samples: usize) -> Result<(), ApiError> {
+    /// Refuses a body whose samples certainly find no room, before any work is done for them: with 503 if they may find it
+    /// later, with 400 for `field` if they never can.
+    pub fn check_samples(&self, field: &'static str, samples: usize) -> Result<(), ApiError> {
         let (open, limit) = (self.engine.open_streams(), self.max_open);
+        if samples > limit.max(1) {
+            let message = format!(
+                "{field} asks for {samples} requests at once, and at most {limit} may be open (--max-queue)"
+            );
+            return Err(ApiError::invalid(field, message));
+        }
         if samples > limit.saturating_sub(open) {
             let message =
                 format!("{samples} more requests than the {open} open ones are over the limit of {limit}");

@@ -94,9 +94,15 @@ impl WorkerReport {
         }
     }
 
-    /// Numbers, and objects of numbers: a counter, and one with parts.
+    /// Numbers, and objects of numbers: a counter, and one with parts. `memory` is no counter but what is held now.
     fn counters(&self, counters: &Map<String, Value>) {
         for (name, value) in counters {
+            if name == "memory" {
+                for (owner, bytes) in value.as_object().into_iter().flatten() {
+                    self.metrics.memory(owner, bytes.as_u64().unwrap_or(0));
+                }
+                continue;
+            }
             if let Some(total) = value.as_u64() {
                 self.metrics.counter(name, None, total);
             }

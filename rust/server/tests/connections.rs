@@ -79,3 +79,24 @@ fn a_drain_closes_idle_connections_at_once() {
     assert!(started.elapsed() < Duration::from_secs(5));
     assert!(rest(idle).starts_with("HTTP/1.1 200"));
 }
+
+#[test]
+fn heads_of_many_fields_are_refused_and_cost_nothing_vllm_cve_2025_48956() {
+    use std::fmt::Write as _;
+
+    let server = Server::start(letters());
+    for count in [200, 5_000, 50_000] {
+        let mut head = "GET /health HTTP/1.1\r\nhost: x\r\n".to_owned();
+        for field in 0..count {
+            write!(head, "x-{field}: 1\r\n").unwrap();
+        }
+        head += "\r\n";
+        let mut stream = std::net::TcpStream::connect(server.address).unwrap();
+        stream.set_read_timeout(Some(std::time::Duration::from_secs(20))).unwrap();
+        // The server may have answered, and left, before all of it was sent.
+        let _ = std::io::Write::write_all(&mut stream, head.as_bytes());
+        let answer = rest(stream);
+        assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 431"), "{answer}");
+        server.client().get("/health").ok();
+    }
+}

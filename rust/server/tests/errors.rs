@@ -238,14 +238,31 @@ fn a_full_queue_answers_everybody_sglang_33858_vllm_49330() {
 
 #[test]
 fn a_batch_is_taken_whole_or_refused_whole_vllm_49330() {
-    let server = Server::with(&["--max-queue", "10"], letters());
-    let prompts = vec!["p"; 50];
-    assert_eq!(server.client().completion(&json!({"prompt": prompts})).error().0, 503);
-    assert_eq!(server.client().completion(&json!({"prompt": "p", "n": 11})).error().0, 503);
+    let server = Server::with(&["--max-queue", "10"], slow_letters(std::time::Duration::from_millis(2)));
+    let client = server.client();
+    let long = std::thread::spawn(move || client.completion(&json!({"prompt": "x", "max_tokens": 100})).ok());
+    wait_until("it runs", || server.state.engine.load().running > 0);
+    assert_eq!(server.client().completion(&json!({"prompt": vec!["p"; 10]})).error().0, 503);
+    assert_eq!(server.client().completion(&json!({"prompt": "p", "n": 10})).error().0, 503);
+    long.join().unwrap();
     server.quiesce();
     assert_eq!(server.client().completion(&json!({"prompt": "p", "n": 10})).status, 200);
     let none = Server::with(&["--max-queue", "0"], letters());
     assert_eq!(none.client().completion(&json!({"prompt": "p"})).error().0, 503);
+}
+
+#[test]
+fn what_can_never_be_admitted_is_no_reason_to_come_back() {
+    let server = Server::with(&["--max-queue", "10"], letters());
+    for (body, field) in
+        [(json!({"prompt": vec!["p"; 50]}), "prompt"), (json!({"prompt": "p", "n": 11}), "prompt")]
+    {
+        let answer = server.client().completion(&body);
+        assert_eq!(answer.error(), (400, "BadRequestError".to_owned(), Some(field.to_owned())));
+        assert_eq!(answer.header("retry-after"), None);
+    }
+    assert_eq!(server.client().chat(&json!({"n": 11})).error().2, Some("n".to_owned()));
+    server.quiesce();
 }
 
 #[test]
@@ -294,4 +311,36 @@ fn two_requests_on_one_connection_are_answered_in_order() {
     std::io::Read::read_to_string(&mut stream, &mut text).unwrap();
     let (first, second) = (text.find("200 OK").unwrap(), text.find("404 Not Found").unwrap());
     assert!(first < second);
+}
+
+#[test]
+fn a_text_and_a_conversation_are_not_both_tokenised() {
+    let server = Server::start(letters());
+    let messages = json!([{"role": "user", "content": "q"}]);
+    let both = server.client().post("/tokenize", &json!({"prompt": "x", "messages": messages}));
+    assert_eq!(both.error(), (400, "BadRequestError".to_owned(), Some("messages".to_owned())));
+    server.client().post("/tokenize", &json!({"prompt": "x", "messages": null})).ok();
+}
+
+#[test]
+fn an_id_that_is_no_text_is_refused_in_json() {
+    let server = Server::start(letters());
+    for path in ["/v1/models/%ff", "/v1/responses/%00%ff"] {
+        assert_eq!(
+            server.client().get(path).error(),
+            (400, "BadRequestError".to_owned(), Some("id".to_owned()))
+        );
+    }
+    let cancelled = server.client().call("POST", "/v1/responses/%ff/cancel", Some(b"{}"));
+    assert_eq!(cancelled.error().0, 400);
+}
+
+#[test]
+fn a_grammar_that_is_too_complex_behind_its_forced_beginning_is_a_400() {
+    let server = Server::with(&["--tool-call-parser", "hermes"], letters());
+    let tool = |i| json!({"type": "function", "function": {"name": format!("f{i}"), "parameters": {"type": "object"}}});
+    let tools: Vec<_> = (0..2100).map(tool).collect();
+    let answer = server.client().chat(&json!({"tools": tools, "tool_choice": "required"}));
+    assert_eq!(answer.error(), (400, "BadRequestError".to_owned(), Some("tools".to_owned())));
+    server.client().chat(&json!({"max_tokens": 1})).ok();
 }

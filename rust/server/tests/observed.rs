@@ -133,9 +133,10 @@ fn every_token_of_a_run_is_counted_vllm_47382() {
 
 #[test]
 fn what_only_the_worker_counts_is_read_when_somebody_scrapes() {
-    let worker = letters()
-        .answering("experts", r#"{"layers": [1], "tokens": [[6, 2]]}"#)
-        .answering("counters", r#"{"graph_steps": 7, "eager_steps": {"3x1": 2}, "late_compiles": {}}"#);
+    let worker = letters().answering("experts", r#"{"layers": [1], "tokens": [[6, 2]]}"#).answering(
+        "counters",
+        r#"{"graph_steps": 7, "eager_steps": {"3x1": 2}, "late_compiles": {}, "memory": {"graphs": 9}}"#,
+    );
     let server = Server::start(worker);
     let labels = r#"model_name="mock",engine="0""#;
     for (name, count) in [
@@ -143,6 +144,7 @@ fn what_only_the_worker_counts_is_read_when_somebody_scrapes() {
         (format!("frizzen:expert_balance{{{labels},layer=\"1\"}}"), 4.0 / 6.0),
         (format!("frizzen:graph_steps_total{{{labels}}}"), 7.0),
         (format!("frizzen:eager_steps_total{{{labels},shape=\"3x1\"}}"), 2.0),
+        (format!("frizzen:memory_bytes{{{labels},owner=\"graphs\"}}"), 9.0),
     ] {
         common::wait_until("the worker has answered", || {
             server.client().get("/metrics").text().lines().any(|line| line.starts_with(&name))
@@ -158,7 +160,7 @@ fn a_worker_that_does_not_answer_holds_up_no_scrape() {
     let server = Server::start(worker);
     let client = server.client();
     let hanging = std::thread::spawn(move || client.completion(&json!({"prompt": "x", "max_tokens": 2})));
-    common::wait_until("a step hangs", || server.state.engine.step_age().is_some());
+    common::wait_until("a step hangs", || server.state.engine.activity().is_some());
     assert_eq!(server.metric(&series("num_requests_waiting")), 0.0);
     assert!(server.metric(&series("generation_tokens_total")) < 1.0);
     drop(guard);

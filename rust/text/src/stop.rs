@@ -161,6 +161,12 @@ impl StopMatcher {
         if self.stopped {
             return;
         }
+        if self.patterns.is_empty() && piece.aligned && self.held.is_empty() && self.open_tokens == 0 {
+            // Nothing can be held back.
+            delta.text.push_str(piece.text);
+            delta.tokens_released += piece.tokens;
+            return;
+        }
         let searched_from = self.held.len();
         self.held.push_str(piece.text);
         self.open_tokens += piece.tokens;

@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 
-from frizzen.kernels.draft_ops import ATTENTION_DRAFT
+from frizzen.kernels.draft_ops import ATTENTION_DRAFT, ATTENTION_DRAFT_MLA
 from frizzen.kernels.facts import Facts
 from frizzen.kernels.fp8_ops import LINEAR_FP8, MOE_EXPERTS_FP8
+from frizzen.kernels.mla_ops import ATTENTION_MLA, ROPE_MLA
 from frizzen.kernels.moe_ops import MOE_EXPERTS, MOE_ROUTE
 from frizzen.kernels.moe_reference import Routing
 from frizzen.kernels.ops import (
@@ -24,6 +25,7 @@ from frizzen.kernels.ops import (
     LINEAR_SILU_MUL,
     LM_HEAD,
     LM_HEAD_TIED,
+    NORM_LAYER,
     NORM_RMS,
     ROPE,
 )
@@ -35,6 +37,9 @@ _RANK = 50
 _FP8_CAPABILITIES = frozenset({"sm_89", "sm_90", "sm_100", "sm_103", "sm_120", "sm_121"})
 _FEWEST_GROUPED = 16
 """Experts of a router with groups: fewer are padded to the narrowest product, which has no whole groups."""
+
+_LARGEST_LATENT = 512
+"""Of latent attention: a program keeps the sums of a whole latent vector."""
 
 
 def _requires(facts: Facts) -> Reason | None:
@@ -55,6 +60,12 @@ def _requires_token_layout(facts: Facts) -> Reason | None:
 
 def _requires_attention(facts: Facts) -> Reason | None:
     return _requires_fp8_cache(facts, in_fp8=facts["kv_dtype"] == "fp8_e4m3")
+
+
+def _requires_latents(facts: Facts) -> Reason | None:
+    if facts.size("latent_dim") > _LARGEST_LATENT:
+        return Reason("shape", f"latent_dim is {facts.size('latent_dim')}, tiles hold {_LARGEST_LATENT}")
+    return _requires(facts)
 
 
 def _requires_fp8_cache(facts: Facts, *, in_fp8: bool) -> Reason | None:
@@ -109,9 +120,13 @@ CANDIDATES = (
     _candidate(LM_HEAD_TIED.name, "linear", "TiedHead"),
     _candidate(LINEAR_SILU_MUL.name, "gated", "LinearSiluMul"),
     _candidate(NORM_RMS.name, "norm", "RmsNorm"),
+    _candidate(NORM_LAYER.name, "layer_norm", "LayerNorm"),
     _candidate(ROPE.name, "rope", "Rope", _requires_token_layout),
+    _candidate(ROPE_MLA.name, "latent_rope", "LatentRope"),
     _candidate(ATTENTION_PAGED.name, "paged_attention", "PagedAttention", _requires_attention),
     _candidate(ATTENTION_DRAFT.name, "paged_attention", "PagedAttention"),
+    _candidate(ATTENTION_MLA.name, "latent_attention", "LatentAttention", _requires_latents),
+    _candidate(ATTENTION_DRAFT_MLA.name, "latent_attention", "LatentAttention", _requires_latents),
     _candidate(MOE_ROUTE.name, "route", "Router", _requires_power_of_two_groups),
     _candidate(MOE_EXPERTS.name, "moe", "MoeExperts", _requires_aligned_rows),
     _candidate(LINEAR_FP8.name, "fp8_linear", "Fp8Linear", _requires_fp8),

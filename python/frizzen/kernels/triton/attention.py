@@ -11,7 +11,7 @@ import triton.language as tl
 
 from frizzen.kernels.triton.launch import await_inputs, multiply_add, release_next
 
-__all__ = ["LOG2E", "merge", "paged_attention"]
+__all__ = ["LOG2E", "mean", "merge", "paged_attention", "place_of"]
 
 LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 
@@ -94,7 +94,7 @@ def _find_row(query_start, tile, first_row, last_row, BLOCK_Q: tl.constexpr):
 
 
 @triton.jit
-def _place_of(
+def place_of(
     query_start, seq_lens, tile, first_row, last_row, SEARCH: tl.constexpr, BLOCK_Q: tl.constexpr
 ):  # fmt: skip
     """Row of a tile, its number in the row, and the row's first token, tokens and context."""
@@ -108,7 +108,7 @@ def _place_of(
 
 
 @triton.jit
-def _mean(total, peak, norm, sink, SINKS: tl.constexpr):
+def mean(total, peak, norm, sink, SINKS: tl.constexpr):
     """The weighted mean of the values; a sink takes its part of the weight and has no value."""
     if SINKS:
         sink *= LOG2E
@@ -131,6 +131,7 @@ def paged_attention(
     BLOCK_SIZE: tl.constexpr, SEARCH: tl.constexpr, SPLIT: tl.constexpr, SPLIT_LEAST: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     PRECISION: tl.constexpr, PDL: tl.constexpr, CAUSAL: tl.constexpr, FIRST: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """One tile, or one split of its context; ``scale`` has the factor of the base-2 softmax in it.
 
@@ -142,10 +143,13 @@ def paged_attention(
     split = tl.program_id(2)
     # Borders and lengths are older than the kernel before this one, which had its own inputs when it let this
     # one start.
-    row, tile_in_row, first_token, width, context = _place_of(
+    row, tile_in_row, first_token, width, context = place_of(
         query_start, seq_lens, tile, first_row, last_row, SEARCH, BLOCK_Q
     )
     await_inputs(PDL)
+    if EARLY:
+        # A product that follows has weights to load meanwhile.
+        release_next(PDL)
     if tile_in_row * BLOCK_Q >= width:
         return
 
@@ -196,7 +200,8 @@ def paged_attention(
         D, WINDOW, SOFTCAP, True, BLOCK_M >= 128, BLOCK_SIZE, BLOCK_N, BLOCK_D, PRECISION,
     )  # fmt: skip
 
-    release_next(PDL)
+    if not EARLY:
+        release_next(PDL)
     if SPLIT:
         # A split without keys leaves a norm of 0, and no values.
         slot = ((tile * tl.num_programs(0) + kv_head) * splits + split).to(tl.int64) * BLOCK_M + pair
@@ -206,10 +211,10 @@ def paged_attention(
         tl.store(partial + slot[:, None] * BLOCK_D + column[None, :], total, mask=mask)
     else:
         sink = tl.load(sinks + head, mask=real, other=0.0).to(tl.float32) if SINKS else norm
-        mean = _mean(total, peak, norm, sink, SINKS)
+        found = mean(total, peak, norm, sink, SINKS)
         heads = tl.num_programs(0) * GROUP
         out_at = out + ((token * heads + head) * D)[:, None] + column[None, :]
-        tl.store(out_at, mean.to(out.dtype.element_ty), mask=real[:, None] & wide[None, :])
+        tl.store(out_at, found.to(out.dtype.element_ty), mask=real[:, None] & wide[None, :])
 
 
 @triton.jit(
@@ -225,7 +230,7 @@ def merge(
     kv_head = tl.program_id(0)
     tile = tl.program_id(1)
     pair = tl.program_id(2)
-    _, tile_in_row, first_token, width, _ = _place_of(
+    _, tile_in_row, first_token, width, _ = place_of(
         query_start, seq_lens, tile, first_row, last_row, SEARCH, BLOCK_Q
     )
     await_inputs(PDL)
@@ -249,7 +254,7 @@ def merge(
     head = kv_head * GROUP + pair % GROUP
     one = tl.zeros([1], dtype=tl.float32)
     sink = one + tl.load(sinks + head).to(tl.float32) if SINKS else one
-    mean = _mean(total, one + peak, one + norm, sink, SINKS)
+    found = mean(total, one + peak, one + norm, sink, SINKS)
     token = (first_token + query).to(tl.int64)
     out_at = out + (token * tl.num_programs(0) * GROUP + head) * D + column[None, :]
-    tl.store(out_at, mean.to(out.dtype.element_ty), mask=(column < D)[None, :])
+    tl.store(out_at, found.to(out.dtype.element_ty), mask=(column < D)[None, :])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
@@ -13,9 +14,10 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 from triton import knobs
+from triton.backends.nvidia import driver
 from triton.runtime.jit import JITFunction
 
-__all__ = ["LateCompiles", "compile_only"]
+__all__ = ["LateCompiles", "compile_only", "distinct_launchers"]
 
 try:
     from triton.runtime._async_compile import AsyncCompileMode
@@ -70,17 +72,39 @@ def compile_only(threads: int) -> Iterator[Callable[[], None]]:
     finally:
         sys.setswitchinterval(interval)
         setattr(JITFunction, "run", original)  # noqa: B010
-    if met:
-        with ThreadPoolExecutor(threads) as pool:
-            deque(pool.map(partial(_load, device=torch.cuda.current_device()), met.values()), 0)
+    # What was compiled on another thread is the promise of a kernel, met once as that and once as itself.
+    kernels = [kernel.result() if hasattr(kernel, "result") else kernel for kernel in met.values()]
+    if kernels:
+        with distinct_launchers(), ThreadPoolExecutor(threads) as pool:
+            load = partial(_load, device=torch.cuda.current_device())
+            deque(pool.map(load, {id(kernel): kernel for kernel in kernels}.values()), 0)
+
+
+@contextmanager
+def distinct_launchers() -> Iterator[None]:
+    """Within, extension modules of different sources have different names, so that threads may load them.
+
+    Triton up to 3.6 compiles a launcher per signature, all of one module name. Python fills a module that is
+    loaded again into whatever has its name by then: another thread's kernel would get that launcher.
+    """
+    original: Callable[..., Any] = driver.compile_module_from_src
+
+    def named(src: str, name: str, **others: Any) -> Any:
+        # The part before the dot is a package that does not exist; what initialises it is named by the rest.
+        digest = hashlib.sha256(src.encode()).hexdigest()[:16]
+        return original(src=src, name=f"frizzen_{digest}.{name}", **others)
+
+    setattr(driver, "compile_module_from_src", named)  # noqa: B010
+    try:
+        yield
+    finally:
+        setattr(driver, "compile_module_from_src", original)  # noqa: B010
 
 
 def _load(kernel: Any, device: int) -> None:
     """Does what a first launch does: builds the launcher (in C), takes the binary to the device."""
     torch.cuda.set_device(device)
-    # What was compiled on another thread is the promise of a kernel.
-    done = kernel.result() if hasattr(kernel, "result") else kernel
-    _ = done.run
+    _ = kernel.run
 
 
 def _settle(compiling: Any, settled: set[Any]) -> None:

@@ -48,12 +48,14 @@ def gate_up_one(
     place = tl.program_id(1)
     column = tl.arange(0, COLUMNS)
     inside = column < H
-    release_next(PDL)
     await_inputs(PDL)
+    # Not earlier: the second product reads the ids before it waits.
+    release_next(PDL)
+    # Both wait for memory together.
+    values = tl.load(x + column, mask=inside, other=0.0).to(tl.float32)[None, :]
     expert = tl.load(ids + place).to(tl.int64)
     if expert < 0:
         return
-    values = tl.load(x + column, mask=inside, other=0.0).to(tl.float32)[None, :]
     weight = w13 + expert * 2 * I * H + column[None, :]
     for step in tl.range(0, STEPS, num_stages=STAGES):
         row = (tl.program_id(0) * STEPS + step) * ROWS + tl.arange(0, ROWS)
@@ -80,24 +82,36 @@ def down_one(
     place = tl.arange(0, TOP)
     column = tl.arange(0, COLUMNS)
     inside = column < I
+    first = tl.program_id(0) * STEPS
     release_next(PDL)
-    await_inputs(PDL)
-    expert = tl.load(ids + place, mask=place < K, other=-1).to(tl.int64)
+    # The router had ended when the first product let this one start. Past the first-level cache, which may
+    # hold an older layer's.
+    expert = tl.load(ids + place, mask=place < K, other=-1, cache_modifier=".cg").to(tl.int64)
     present = expert >= 0
-    gain = tl.load(weights + place, mask=present, other=0.0)
+    gain = tl.load(weights + place, mask=present, other=0.0, cache_modifier=".cg")
     mask = present[:, None] & inside[None, :]
+    weight = w2 + expert[:, None] * H * I + column[None, :]
+    # The first row is on its way before the activations are there.
+    w = tl.load(weight + first * I, mask=mask & (first < H), other=0.0, eviction_policy="evict_first")
+    await_inputs(PDL)
     # An absent expert's activation was never written.
     values = tl.load(act + place[:, None] * I + column[None, :], mask=mask, other=0.0).to(tl.float32)
     values *= gain[:, None]
-    weight = w2 + expert[:, None] * H * I + column[None, :]
-    for step in tl.range(0, STEPS, num_stages=STAGES):
-        row = tl.program_id(0) * STEPS + step
+    _store_down(w, values, gain, b2, expert, present, out, first, H, BIAS)
+    for step in tl.range(1, STEPS, num_stages=STAGES):
+        row = first + step
         w = tl.load(weight + row * I, mask=mask & (row < H), other=0.0, eviction_policy="evict_first")
-        y = tl.sum(tl.sum(w.to(tl.float32) * values, axis=1), axis=0)
-        if BIAS:
-            bias = tl.load(b2 + expert * H + row, mask=present & (row < H), other=0.0).to(tl.float32)
-            y += tl.sum(bias * gain, axis=0)
-        tl.store(out + row, y.to(out.dtype.element_ty), mask=row < H)
+        _store_down(w, values, gain, b2, expert, present, out, row, H, BIAS)
+
+
+@triton.jit
+def _store_down(w, values, gain, b2, expert, present, out, row, H, BIAS: tl.constexpr):
+    """One row of every expert times its activation, weighted and added."""
+    y = tl.sum(tl.sum(w.to(tl.float32) * values, axis=1), axis=0)
+    if BIAS:
+        bias = tl.load(b2 + expert * H + row, mask=present & (row < H), other=0.0).to(tl.float32)
+        y += tl.sum(bias * gain, axis=0)
+    tl.store(out + row, y.to(out.dtype.element_ty), mask=row < H)
 
 
 @triton.jit

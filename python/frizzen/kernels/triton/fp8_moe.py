@@ -15,6 +15,7 @@ from frizzen.kernels.triton import fp8_experts as kernels
 from frizzen.kernels.triton.fp8 import fp8_precision, quantize_rows, scale_constants
 from frizzen.kernels.triton.launch import round_up_power
 from frizzen.kernels.triton.moe import FEW, MoeExperts, OneTile, one_tiles
+from frizzen.kernels.triton.sorting import sort_pairs
 from frizzen.quantize.fp8 import FP8, GROUP, Fp8Weight
 
 __all__ = [
@@ -154,9 +155,8 @@ class Fp8Experts:
         """Any number of tokens; ``m`` is the height of a tile."""
         plain, tokens, options = self.plain, len(x), self.plain.target.options()
         H, I, k = plain.hidden, plain.intermediate, plain.top_k
-        pairs = tokens * k
-        most_tiles = (pairs + min(pairs, plain.experts) * (m - 1)) // m
-        order, tile_experts = plain.sort_pairs(ids, m, most_tiles)
+        found = sort_pairs(ids, plain.experts, m, plain.target)
+        order, tile_experts, most_tiles = found.order, found.tile_experts, len(found.tile_experts)
         numbers, scales = quantize_rows(x, plain.target)
         act = torch.empty(most_tiles * m, I, dtype=x.dtype, device=x.device)
         kernels.gate_up_many[(most_tiles * triton.cdiv(I, up.rows),)](
@@ -165,7 +165,7 @@ class Fp8Experts:
             K=k, M=m, EVEN=H % GROUP == 0, **_many_constants(up), **options,
         )  # fmt: skip
         numbers, scales = quantize_rows(act, plain.target)
-        partial = torch.empty(pairs, H, dtype=x.dtype, device=x.device)
+        partial = torch.empty(tokens * k, H, dtype=x.dtype, device=x.device)
         kernels.down_many[(most_tiles * triton.cdiv(H, down.rows),)](
             numbers, scales, layer.w2.data, layer.w2.scale, layer.b2, weights, order, tile_experts, partial,
             most_tiles, H, I, *_strides(layer.w2), scales.stride(0), BIAS=layer.b2 is not None, M=m,

@@ -1,11 +1,9 @@
 """Experts for many tokens: pairs sorted by expert, whole tiles for each, two grouped products.
 
-Bound by arithmetic. Sorting is a count, a scan and a scatter on the device; which pair comes first within an
-expert is left to chance (an atomic counter), because rows of a product do not depend on each other. The
-first product gathers its rows from ``x`` and stores the activation in sorted order; the second reads that and
-stores each pair at its own place, from where ``experts.combine`` adds up every token. Tiles of whole matrices
-are read through descriptors: by the copy engine, where the device has one, which leaves the registers to the
-sums.
+Bound by arithmetic. The first product gathers its rows from ``x`` and stores the activation in the order of
+``sorting``; the second reads that and stores each pair at its own place, from where ``experts.combine`` adds
+up every token. Tiles of whole matrices are read through descriptors: by the copy engine, where the device
+has one, which leaves the registers to the sums.
 """
 
 from __future__ import annotations
@@ -16,46 +14,7 @@ import triton.language as tl
 from frizzen.kernels.triton.experts import activate
 from frizzen.kernels.triton.launch import await_inputs, multiply_add, release_next
 
-__all__ = ["count_pairs", "down_many", "gate_up_many", "place_experts", "scatter_pairs", "tile_of"]
-
-
-@triton.jit(do_not_specialize=["pairs"])
-def count_pairs(ids, counts, pairs, BLOCK: tl.constexpr, PDL: tl.constexpr):
-    """Adds up how many pairs every expert has, in ``counts [E]``, zero before."""
-    pair = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    await_inputs(PDL)
-    expert = tl.load(ids + pair, mask=pair < pairs, other=-1)
-    release_next(PDL)
-    tl.atomic_add(counts + expert, 1, mask=expert >= 0, sem="relaxed")
-
-
-@triton.jit(do_not_specialize=["most_tiles"])
-def place_experts(
-    counts, cursors, tile_experts, most_tiles, E: tl.constexpr, EXPERTS: tl.constexpr, M: tl.constexpr,
-    BLOCK: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """Where every expert's part begins (``cursors [E]``), and whose each tile is (-1 past the last)."""
-    expert = tl.arange(0, EXPERTS)
-    tile = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    await_inputs(PDL)
-    tiles = tl.cdiv(tl.load(counts + expert, mask=expert < E, other=0), M)
-    ends = tl.cumsum(tiles, axis=0)
-    release_next(PDL)
-    if tl.program_id(0) == 0:
-        tl.store(cursors + expert, (ends - tiles) * M, mask=expert < E)
-    before = tl.sum((ends[None, :] <= tile[:, None]).to(tl.int32), axis=1)
-    tl.store(tile_experts + tile, tl.where(before < EXPERTS, before, -1), mask=tile < most_tiles)
-
-
-@triton.jit(do_not_specialize=["pairs"])
-def scatter_pairs(ids, cursors, order, pairs, BLOCK: tl.constexpr, PDL: tl.constexpr):
-    """Writes every pair into its expert's part of ``order``; what stays -1 there is padding."""
-    pair = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    await_inputs(PDL)
-    expert = tl.load(ids + pair, mask=pair < pairs, other=-1)
-    place = tl.atomic_add(cursors + expert, 1, mask=expert >= 0, sem="relaxed")
-    release_next(PDL)
-    tl.store(order + place, pair, mask=expert >= 0)
+__all__ = ["down_many", "gate_up_many", "tile_of"]
 
 
 @triton.jit

@@ -4,12 +4,15 @@ Kernels of one stream are launched dependently (programmatic dependent launch) w
 kernel may start while the one before it still runs. Two rules keep that invisible:
 
 * every kernel calls :func:`await_inputs` before it reads or writes anything that a step changes;
-* what it touches before that call are constants (weights, norms), or, behind a kernel that awaited its own
-  inputs before it let the next one start, what is older than that kernel: the borders and lengths of a step.
+* what it touches before that call are constants (weights, norms), what is older than the model's first
+  kernel, which is torch's and waits for everything (borders, lengths and blocks of a step, keys of steps
+  before), or, behind a kernel that awaited its own inputs before it let the next one start, what is older
+  than that kernel.
 
 :func:`release_next` lets the next kernel start. That one waits by itself, so for kernels that read constants
-alone before it, where the call stands is a matter of speed only: after the loads, or at once in kernels of
-one token, whose successors have weights to load. Rope and attention call it after :func:`await_inputs`.
+alone before it, where the call stands is a matter of speed only: after the loads, or at once where its
+successors have weights to load. Rope, attention of several tokens and the first product of one token's
+experts call it after :func:`await_inputs`.
 
 Integers that follow the step (numbers of tokens, rows, splits) are never specialised, so that a step of
 another size compiles nothing.

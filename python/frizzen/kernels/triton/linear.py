@@ -6,8 +6,9 @@ exist, and many programs fit on a processor. The RMS norm before such a product 
 waits for another.
 
 Up to :data:`FEW` tokens go through the tensor cores. Where the rows of the weight do not make enough
-programs, its columns are cut as well; the last program of a block of rows (it knows by a counter, which it
-sets back to zero) adds up the cuts in their order. More tokens are torch's.
+programs, its columns are cut as well, for few tokens so finely that programs hold all of a weight before the
+inputs exist; the last program of a block of rows (it knows by a counter, which it sets back to zero) adds up
+the cuts in their order. More tokens are torch's.
 """
 
 from __future__ import annotations
@@ -132,7 +133,7 @@ def _one(
 def _few(
     x, weight, bias, out, partial, counters, tokens, x_stride, K, N, share,
     BIAS: tl.constexpr, SPLITS: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    EVEN: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+    WHOLE: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     # The weight is the left operand: its rows fill the tensor cores' tiles, the tokens are the narrow side.
     program = tl.program_id(0)
@@ -147,17 +148,31 @@ def _few(
     x_at = x + token[None, :] * x_stride + column[:, None]
     total = tl.zeros([ROWS, TOKENS], dtype=tl.float32)
     first = split * share
-    await_inputs(PDL)
-    for start in range(first, tl.minimum(first + share, K), COLUMNS):
-        mask = present[None, :]
-        weight_mask = exists[:, None]
-        if not EVEN:
-            mask = mask & (start + column < K)[:, None]
-            weight_mask = weight_mask & (start + column < K)[None, :]
-        w = tl.load(weight_at + start, mask=weight_mask, other=0.0, eviction_policy="evict_first")
-        values = tl.load(x_at + start, mask=mask, other=0.0)
+    if WHOLE:
+        release_next(PDL)
+        # One step, and its weights are on their way before the inputs are there.
+        inside = first + column < K
+        w = tl.load(
+            weight_at + first,
+            mask=exists[:, None] & inside[None, :],
+            other=0.0,
+            eviction_policy="evict_first",
+        )
+        await_inputs(PDL)
+        values = tl.load(x_at + first, mask=present[None, :] & inside[:, None], other=0.0)
         total = multiply_add(w, values, total, PRECISION)
-    release_next(PDL)
+    else:
+        await_inputs(PDL)
+        for start in range(first, tl.minimum(first + share, K), COLUMNS):
+            mask = present[None, :]
+            weight_mask = exists[:, None]
+            if not EVEN:
+                mask = mask & (start + column < K)[:, None]
+                weight_mask = weight_mask & (start + column < K)[None, :]
+            w = tl.load(weight_at + start, mask=weight_mask, other=0.0, eviction_policy="evict_first")
+            values = tl.load(x_at + start, mask=mask, other=0.0)
+            total = multiply_add(w, values, total, PRECISION)
+        release_next(PDL)
     if SPLITS > 1:
         mine = partial + program * (SPLITS * ROWS * TOKENS) + within[:, None] * TOKENS + token[None, :]
         tl.store(mine + split * (ROWS * TOKENS), total)
@@ -184,7 +199,10 @@ def tile_for(tokens: int, in_features: int, out_features: int, dtype: torch.dtyp
         return Tile(max(8192 // columns // (dtype.itemsize // 2), 1), columns, 4, 1)
     if dtype == torch.float32:
         return Tile(32, 32, 4, 2)
-    blocks = triton.cdiv(out_features, _ROWS)
+    blocks, held = triton.cdiv(out_features, _ROWS), triton.cdiv(in_features, _HELD)
+    if tokens <= 16 and 2 * blocks <= processors and blocks * held <= 4 * processors:
+        # All of the weight fits into the device's registers, 32 KB a program. Two rounds of it take longer.
+        return Tile(_ROWS, _HELD, 4, 1, held)
     most = max(min(processors // blocks, in_features // (4 * _COLUMNS), 8), 1)
     # Several blocks on a processor wait for memory in turn; fewer must each have more on the way.
     stages = 3 if blocks >= 4 * processors else 6 if tokens <= 32 else 4
@@ -193,6 +211,8 @@ def tile_for(tokens: int, in_features: int, out_features: int, dtype: torch.dtyp
 
 _ROWS, _COLUMNS = 64, 128
 """Tile of the weight for several tokens."""
+_HELD = 256
+"""Columns of a tile that a program holds before its inputs are there."""
 _WHOLE = 4096
 """Longest row of a weight that a program takes in one step."""
 
@@ -248,8 +268,8 @@ class Skinny:
             x, weight, bias, out, partial, self.counters, len(x), x.stride(0), self.in_features,
             self.out_features, share,
             BIAS=bias is not None, SPLITS=splits, TOKENS=width, ROWS=tile.rows, COLUMNS=columns,
-            EVEN=self.in_features % columns == 0, PRECISION=precision(x.dtype), num_warps=tile.warps,
-            num_stages=tile.stages, **self.target.options(),
+            WHOLE=share == columns, EVEN=self.in_features % columns == 0, PRECISION=precision(x.dtype),
+            num_warps=tile.warps, num_stages=tile.stages, **self.target.options(),
         )  # fmt: skip
 
     def run(self, x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:

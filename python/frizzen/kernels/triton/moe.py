@@ -16,6 +16,7 @@ from frizzen.kernels.moe_reference import Activation
 from frizzen.kernels.triton import experts as few
 from frizzen.kernels.triton import grouped as many
 from frizzen.kernels.triton.launch import Target, precision, round_up_power
+from frizzen.kernels.triton.sorting import sort_pairs
 
 __all__ = [
     "FEW",
@@ -168,11 +169,10 @@ class MoeExperts:
     ) -> Tensor:
         """Any number of tokens; ``m`` is the height of a tile."""
         H, I, k, tokens = self.hidden, self.intermediate, self.top_k, len(x)
-        pairs = tokens * k
-        most_tiles = (pairs + min(pairs, self.experts) * (m - 1)) // m
-        order, tile_experts = self.sort_pairs(ids, m, most_tiles)
+        found = sort_pairs(ids, self.experts, m, self.target)
+        order, tile_experts, most_tiles = found.order, found.tile_experts, len(found.tile_experts)
         act = torch.empty(most_tiles * m, I, dtype=x.dtype, device=x.device)
-        partial = torch.empty(pairs, H, dtype=x.dtype, device=x.device)
+        partial = torch.empty(tokens * k, H, dtype=x.dtype, device=x.device)
         up_constants, down_constants = self._many_constants(up, H), self._many_constants(down, I)
         columns = down_constants["COLUMNS"]
         w13 = TensorDescriptor.from_tensor(layer.w13.view(-1, H), [up.rows, up_constants["COLUMNS"]])
@@ -187,22 +187,6 @@ class MoeExperts:
             partial, most_tiles, H, I, BIAS=layer.b2 is not None, M=m, **down_constants,
         )  # fmt: skip
         return self.combine(partial, ids, tokens)
-
-    def sort_pairs(self, ids: Tensor, m: int, most_tiles: int) -> tuple[Tensor, Tensor]:
-        """Pairs by expert in whole tiles, -1 where padded; and the expert of every tile, -1 past the last."""
-        pairs, device, options = ids.numel(), ids.device, self.target.options()
-        counts = torch.zeros(self.experts, dtype=torch.int32, device=device)
-        cursors = torch.empty(self.experts, dtype=torch.int32, device=device)
-        order = torch.full((most_tiles * m,), -1, dtype=torch.int32, device=device)
-        tile_experts = torch.empty(most_tiles, dtype=torch.int32, device=device)
-        blocks = (triton.cdiv(pairs, 1024),)
-        many.count_pairs[blocks](ids, counts, pairs, BLOCK=1024, **options)
-        many.place_experts[(triton.cdiv(most_tiles, 32),)](
-            counts, cursors, tile_experts, most_tiles, E=self.experts,
-            EXPERTS=round_up_power(self.experts), M=m, BLOCK=32, **options,
-        )  # fmt: skip
-        many.scatter_pairs[blocks](ids, cursors, order, pairs, BLOCK=1024, **options)
-        return order, tile_experts
 
     def combine(self, partial: Tensor, ids: Tensor, tokens: int) -> Tensor:
         """``partial [T * k, H]`` -> ``[T, H]``."""

@@ -22,10 +22,12 @@ from frizzen.kernels.facts import Facts
 from frizzen.kernels.kv_layout import allocate, cache_dtype, token_layout
 from frizzen.kernels.ops import KVCache
 from frizzen.kernels.triton.attention import LOG2E, merge, paged_attention
+from frizzen.kernels.triton.attention_one import attend_one
 from frizzen.kernels.triton.launch import Target, precision, round_up_power
+from frizzen.kernels.triton.rope import Rope
 from frizzen.step import StepContext
 
-__all__ = ["PagedAttention", "Tile"]
+__all__ = ["HeadNorms", "PagedAttention", "Tile"]
 
 _SPLIT_FROM = 512
 """Longest context that is not worth a second launch."""
@@ -34,6 +36,14 @@ _SPLIT_LEAST = 128
 _SPLIT_MOST = 4096
 """Most keys of a split of a row with few tokens, which must not keep one program busy when all others end."""
 _MAX_SPLITS = 64
+_EARLY_TOKENS = 16
+"""Most tokens whose attention lets the next kernel start at once: the product behind it holds its weight."""
+_ONE_WARPS = 8
+"""Of a step of one token."""
+
+
+HeadNorms = tuple[Tensor | None, Tensor | None, float]
+"""Norms of every query head and key head before its rotation, if there are any, and their epsilon."""
 
 
 class Tile(NamedTuple):
@@ -56,6 +66,11 @@ def _tile_for(pairs: int, programs: int, group: int, head_dim: int, dtype: torch
         return Tile(wanted, 64, 4, 3)
     # Many rows: small programs, so that more of them are there to wait for memory.
     return Tile(16, 32, 2, 2) if programs >= 2 else Tile(16, 128, 4, 3)
+
+
+def _one_keys(head_dim: int, dtype: torch.dtype) -> int:
+    """Keys of a tile of a step of one token: a program holds them, and their values, in registers."""
+    return 128 if head_dim <= 128 and dtype != torch.float32 else 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +113,8 @@ class PagedAttention:
     causal: bool = True
     first: int = 0
     capturable: ClassVar[bool] = True
+    turns: ClassVar[type] = Rope
+    """Whose norms, rotation and cache write ``prepare_turned`` is equal to."""
 
     @property
     def layout(self) -> str:
@@ -137,24 +154,76 @@ class PagedAttention:
 
     def begin(self, step: StepContext) -> _State:
         """Chooses tiles and splits, and makes the workspace: from sizes alone, nothing is read back."""
-        launches = []
-        if step.num_single:
-            launches.append(self._launch(step, 0, step.num_single, step.num_single, 1))
-        if step.num_single < step.num_rows:
-            tokens = step.num_tokens - step.num_single
-            launches.append(self._launch(step, step.num_single, step.num_rows, tokens, step.max_query))
-        return _State(step, tuple(launches))
+        state = self.begin_single(step)
+        if step.num_single == step.num_rows:
+            return state
+        tokens = step.num_tokens - step.num_single
+        launch = self._launch(step, step.num_single, step.num_rows, tokens, step.max_query)
+        return _State(step, (*state.launches, launch))
+
+    def begin_single(self, step: StepContext) -> _State:
+        """As ``begin``, but for the rows of one token alone."""
+        if not step.num_single:
+            return _State(step, ())
+        return _State(step, (self._launch(step, 0, step.num_single, step.num_single, 1),))
 
     def prepare(self, cache: KVCache, sinks: Tensor | None = None) -> Callable[[Tensor, _State], Tensor]:
         """Binds a layer's cache and, for models that have them, its ``sinks [N]``."""
 
         def attend(qkv: Tensor, state: _State) -> Tensor:
             out = torch.empty(len(qkv), self.heads * self.head_dim, dtype=qkv.dtype, device=qkv.device)
-            for launch in state.launches:
-                self._run(launch, qkv, cache, sinks, out, state.step)
+            self.run(state, qkv, cache, sinks, out)
             return out
 
         return attend
+
+    def run(self, state: _State, qkv: Tensor, cache: KVCache, sinks: Tensor | None, out: Tensor) -> None:
+        """Fills the rows of ``out [T, N * D]`` that ``state`` is about."""
+        for launch in state.launches:
+            self._run(launch, qkv, cache, sinks, out, state.step)
+
+    def prepare_turned(
+        self, rope: Rope, cache: KVCache, norms: HeadNorms, sinks: Tensor | None = None
+    ) -> Callable[[Tensor, Tensor, Tensor, Tensor, _State], Tensor]:
+        """``rope`` and this together: ``(qkv, cos, sin, slots, state)`` to what attention returns.
+
+        A step of one token is one launch, unless its context is cut; in others, every key is written before
+        any is read.
+        """
+        turn, attend = rope.prepare(cache, *norms), self.prepare(cache, sinks)
+
+        def turn_and_attend(qkv: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, state: _State) -> Tensor:
+            if len(qkv) == 1 and state.launches[0].splits == 1:
+                return self._run_one(rope, qkv, (cos, sin, slots), cache, norms, sinks, state)
+            turn(qkv, cos, sin, slots)
+            return attend(qkv, state)
+
+        return turn_and_attend
+
+    def _run_one(
+        self,
+        rope: Rope,
+        qkv: Tensor,
+        angles: tuple[Tensor, Tensor, Tensor],
+        cache: KVCache,
+        norms: HeadNorms,
+        sinks: Tensor | None,
+        state: _State,
+    ) -> Tensor:
+        step = state.step
+        out = torch.empty(1, self.heads * self.head_dim, dtype=qkv.dtype, device=qkv.device)
+        block_stride, token_stride, head_stride, _ = cache.k.stride()
+        attend_one[(self.kv_heads,)](
+            qkv, *angles, cache.k, cache.v, *norms[:2], sinks, out, step.seq_lens, step.block_table,
+            step.block_table.shape[1], block_stride, token_stride, head_stride, self.scale * LOG2E.value,
+            self.softcap, norms[2],
+            GROUP=self._group, D=self.head_dim, HALF=rope.rotary_dim // 2, WINDOW=self.window,
+            SINKS=sinks is not None, SOFTCAP=self.softcap > 0, BLOCK_SIZE=self.block_size,
+            NORM=norms[0] is not None, BLOCK_M=state.launches[0].tile.m,
+            BLOCK_N=_one_keys(self.head_dim, self.dtype), BLOCK_D=round_up_power(self.head_dim, 16),
+            PRECISION=precision(self.dtype), num_warps=_ONE_WARPS, num_stages=2, **self.target.options(),
+        )  # fmt: skip
+        return out
 
     @property
     def _group(self) -> int:
@@ -212,7 +281,7 @@ class PagedAttention:
             block_stride, token_stride, head_stride, self.scale * LOG2E.value, self.softcap,
             WINDOW=self.window, SOFTCAP=self.softcap > 0, BLOCK_SIZE=self.block_size, SPLIT=launch.splits > 1,
             SPLIT_LEAST=_SPLIT_LEAST, BLOCK_N=tile.n, PRECISION=precision(self.dtype),
-            CAUSAL=self.causal, FIRST=self.first,
+            CAUSAL=self.causal, FIRST=self.first, EARLY=len(qkv) <= _EARLY_TOKENS,
             num_warps=tile.warps, num_stages=tile.stages, **shared,
         )  # fmt: skip
         if launch.splits > 1:

@@ -18,8 +18,8 @@ from torch import Tensor
 from frizzen.kernels.moe_reference import Activation
 from frizzen.kernels.triton.experts import activate
 from frizzen.kernels.triton.fp8 import to_fp8
-from frizzen.kernels.triton.grouped import count_pairs, place_experts
 from frizzen.kernels.triton.launch import Target, await_inputs, release_next, round_up_power
+from frizzen.kernels.triton.sorting import sort_pairs
 from frizzen.quantize.fp8 import FP8, GROUP
 
 __all__ = ["Places", "Rows", "Sorted"]
@@ -39,8 +39,8 @@ class Sorted(NamedTuple):
     """``[R]`` int32."""
     places: Tensor
     """``[T * k]`` int32; what stands there for an absent expert means nothing."""
-    counts: Tensor
-    """``[E]`` int32, pairs of every expert."""
+    counts: Tensor | None
+    """``[E]`` int32, pairs of every expert; None in tiles."""
     experts: Tensor | None
     """``[R]`` int32: the expert of every place in its tile, -1 past the last tile; None by capacity."""
 
@@ -153,24 +153,20 @@ class Places:
 
     def in_tiles(self, ids: Tensor, height: int) -> Sorted:
         """Pairs by expert, each expert's part in whole tiles of ``height`` places."""
-        pairs, device, options = ids.numel(), ids.device, self.target.options()
-        most_tiles = (pairs + min(pairs, self.experts) * (height - 1)) // height
-        counts = torch.zeros(self.experts, dtype=torch.int32, device=device)
-        cursors = torch.empty_like(counts)
-        tiles = torch.empty(most_tiles, dtype=torch.int32, device=device)
-        count_pairs[(triton.cdiv(pairs, 1024),)](ids, counts, pairs, BLOCK=1024, **options)
-        place_experts[(triton.cdiv(most_tiles, 32),)](
-            counts, cursors, tiles, most_tiles, E=self.experts, EXPERTS=round_up_power(self.experts),
-            M=height, BLOCK=32, **options,
-        )  # fmt: skip
-        order, places = self._place(ids, cursors, most_tiles * height)
-        return Sorted(order, places, counts, tiles.unsqueeze(1).expand(-1, height).flatten())
+        found = sort_pairs(ids, self.experts, height, self.target)
+        experts = found.tile_experts.unsqueeze(1).expand(-1, height).flatten()
+        return Sorted(found.order, found.places, None, experts)
 
     def by_capacity(self, ids: Tensor, capacity: int) -> Sorted:
         """Every expert has ``capacity`` places, as many as there are tokens."""
-        starts = torch.arange(self.experts, dtype=torch.int32, device=ids.device) * capacity
+        pairs, device = ids.numel(), ids.device
+        starts = torch.arange(self.experts, dtype=torch.int32, device=device) * capacity
         cursors = starts.clone()
-        order, places = self._place(ids, cursors, self.experts * capacity)
+        order = torch.full((self.experts * capacity,), -1, dtype=torch.int32, device=device)
+        places = torch.empty(pairs, dtype=torch.int32, device=device)
+        _place_pairs[(triton.cdiv(pairs, 1024),)](
+            ids, cursors, order, places, pairs, BLOCK=1024, **self.target.options()
+        )
         return Sorted(order, places, cursors - starts, None)
 
     def gather(self, x: Tensor, found: Sorted, *, rounded: bool) -> Rows:
@@ -197,24 +193,18 @@ class Places:
         )  # fmt: skip
         return rows
 
-    def add_up(self, y: Tensor, found: Sorted, weights: Tensor, ids: Tensor) -> Tensor:
-        """``y [R, H]`` -> ``[T, H]``: every token's experts, weighted, in the order of its choice."""
+    def add_up(self, y: Tensor, places: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
+        """``y [R, H]`` -> ``[T, H]``: every token's experts, weighted, in the order of its choice.
+
+        ``places [T * k]``: see :class:`Sorted`.
+        """
         out = torch.empty(len(ids), self.hidden, dtype=y.dtype, device=y.device)
         columns = min(round_up_power(self.hidden), 1024)
         _add_up[(len(ids), triton.cdiv(self.hidden, columns))](
-            y, found.places, weights, ids, out, self.hidden, K=self.top_k, COLUMNS=columns, num_warps=4,
+            y, places, weights, ids, out, self.hidden, K=self.top_k, COLUMNS=columns, num_warps=4,
             **self.target.options(),
         )  # fmt: skip
         return out
-
-    def _place(self, ids: Tensor, cursors: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        pairs = ids.numel()
-        order = torch.full((count,), -1, dtype=torch.int32, device=ids.device)
-        places = torch.empty(pairs, dtype=torch.int32, device=ids.device)
-        _place_pairs[(triton.cdiv(pairs, 1024),)](
-            ids, cursors, order, places, pairs, BLOCK=1024, **self.target.options()
-        )
-        return order, places
 
     def _rows(self, count: int, size: int, like: Tensor, *, rounded: bool) -> Rows:
         if not rounded:

@@ -5,7 +5,8 @@ counter, which it sets back to zero) adds the slices in order, so the sum does n
 chooses.
 
 The RMS norm before the router can be part of it (``prepare_normed``): every program updates its slice of the
-residual and adds up its squares; the last one divides, and stores the normed tokens.
+residual and adds up its squares; the last one divides, and stores the normed tokens. One token then has a
+kernel of its own, ``route_one``.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from torch import Tensor
 from frizzen.kernels.facts import Facts
 from frizzen.kernels.moe_ops import Route
 from frizzen.kernels.moe_reference import Routing
+from frizzen.kernels.triton.choice import choose, score_logits
 from frizzen.kernels.triton.launch import (
     Target,
     await_inputs,
@@ -31,86 +33,9 @@ from frizzen.kernels.triton.launch import (
     round_up_power,
 )
 from frizzen.kernels.triton.norm import RmsNorm
+from frizzen.kernels.triton.route_one import MOST_EXPERTS, route_one
 
 __all__ = ["NormedRoute", "Router"]
-
-
-@triton.jit
-def _keys(scores, column, COUNT: tl.constexpr):
-    """Integers in the order of (score, lower column first): one maximum names value and place."""
-    bits = scores.to(tl.int32, bitcast=True)
-    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-    return (ordered.to(tl.int64) << 32) | (COUNT - 1 - column).to(tl.int64)
-
-
-@triton.jit
-def _best(keys, COUNT: tl.constexpr):
-    """Column and score of the highest key of each row, and the keys without it."""
-    highest = tl.max(keys, axis=1)
-    place = (COUNT - 1 - (highest & 0xFFFFFFFF)).to(tl.int32)
-    ordered = (highest >> 32).to(tl.int32)
-    score = (ordered ^ ((ordered >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
-    return place, score, tl.where(keys == highest[:, None], -0x7FFFFFFFFFFFFFFF, keys)
-
-
-@triton.jit
-def _limit(choice, E: tl.constexpr, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, PAIR: tl.constexpr):
-    """Puts the experts of all but the best groups out of reach: ``choice [tokens, E]``."""
-    tokens: tl.constexpr = choice.shape[0]
-    members = tl.reshape(choice, (tokens, GROUPS, E // GROUPS))
-    best, place = tl.max(members, axis=2, return_indices=True, return_indices_tie_break_left=True)
-    if PAIR:
-        column = tl.arange(0, E // GROUPS)[None, None, :]
-        best += tl.max(tl.where(column == place[:, :, None], float("-inf"), members), axis=2)
-    group = tl.arange(0, GROUPS)[None, :]
-    keys = _keys(best, group, GROUPS)
-    kept = tl.zeros([tokens, GROUPS], dtype=tl.int32)
-    for _ in range(TOP_GROUPS):
-        chosen, _, keys = _best(keys, GROUPS)
-        kept = tl.where(group == chosen[:, None], 1, kept)
-    return tl.reshape(tl.where(kept[:, :, None] > 0, members, float("-inf")), (tokens, E))
-
-
-@triton.jit
-def _scores(logits, exists, SCORING: tl.constexpr):
-    if SCORING == "softmax":
-        logits = tl.where(exists, logits, float("-inf"))
-        scores = tl.exp(logits - tl.max(logits, axis=1)[:, None])
-        scores = scores / tl.sum(scores, axis=1)[:, None]
-    elif SCORING == "sigmoid":
-        scores = tl.sigmoid(logits)
-    else:
-        softplus = tl.log(1.0 + tl.exp(tl.minimum(logits, 20.0)))
-        scores = tl.sqrt(tl.where(logits > 20.0, logits, softplus))
-    return scores
-
-
-@triton.jit
-def _choose(
-    scores, correction, expert, exists,
-    E: tl.constexpr, EXPERTS: tl.constexpr, K: tl.constexpr, TOP: tl.constexpr, GROUPS: tl.constexpr,
-    TOP_GROUPS: tl.constexpr, CORRECTION: tl.constexpr,
-):  # fmt: skip
-    """Experts of every token ``[tokens, TOP]``, best first, and their scores."""
-    tokens: tl.constexpr = scores.shape[0]
-    choice = scores
-    if CORRECTION:
-        choice += tl.load(correction + expert, mask=exists, other=0.0)
-    # What is not a number must not win, and must still leave ids that exist.
-    choice = tl.where((choice > float("-inf")) & exists, choice, float("-inf"))
-    if GROUPS > 1:
-        choice = _limit(choice, E, GROUPS, TOP_GROUPS, CORRECTION)
-    keys = _keys(choice, expert, EXPERTS)
-    place = tl.arange(0, TOP)[None, :]
-    chosen = tl.zeros([tokens, TOP], dtype=tl.int32)
-    gains = tl.zeros([tokens, TOP], dtype=tl.float32)
-    for position in range(K):
-        best, score, keys = _best(keys, EXPERTS)
-        if CORRECTION:
-            score = tl.sum(tl.where(expert == best[:, None], scores, 0.0), axis=1)
-        chosen = tl.where(place == position, best[:, None], chosen)
-        gains = tl.where(place == position, score[:, None], gains)
-    return chosen, gains
 
 
 @triton.jit
@@ -196,8 +121,8 @@ def _route(
     if BIAS:
         logits += tl.load(bias + expert, mask=exists, other=0.0).to(tl.float32)[None, :]
 
-    scores = _scores(logits, exists[None, :], SCORING)
-    chosen, gains = _choose(
+    scores = score_logits(logits, exists[None, :], SCORING)
+    chosen, gains = choose(
         scores, correction, expert[None, :], exists[None, :],
         E, EXPERTS, K, TOP, GROUPS, TOP_GROUPS, CORRECTION,
     )  # fmt: skip
@@ -281,9 +206,34 @@ class Router:
                 normed = separate(x, residual)
                 return (normed, *self._run(gate, normed, valid, None))
             normed = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-            return (normed, *self._run(gate, x, valid, _Norm(norm, eps, residual, normed)))
+            place = _Norm(norm, eps, residual, normed)
+            if len(x) == 1 and self._fits(weight):
+                return (normed, *self._run_one(gate, x, valid, place))
+            return (normed, *self._run(gate, x, valid, place))
 
         return route
+
+    def _fits(self, weight: Tensor) -> bool:
+        """Whether a program of one token holds a row of the gate in registers."""
+        return round_up_power(self.hidden) * weight.itemsize <= 16384 and self.experts <= MOST_EXPERTS
+
+    def _run_one(self, gate: _Gate, x: Tensor, valid: Tensor | None, norm: _Norm) -> tuple[Tensor, Tensor]:
+        routing, columns, wide = self.routing, round_up_power(self.hidden), round_up_power(self.experts, 16)
+        rows = min(16384 // (columns * gate.weight.itemsize), 4)
+        programs = triton.cdiv(self.experts, rows)
+        weights = torch.empty(1, routing.top_k, dtype=torch.float32, device=x.device)
+        ids = torch.empty(1, routing.top_k, dtype=torch.int32, device=x.device)
+        logits = torch.empty(programs * rows, dtype=torch.float32, device=x.device)
+        route_one[(programs,)](
+            x, norm.residual, norm.weight, norm.normed, *gate, valid, logits, self.counters, weights,
+            ids, self.hidden, norm.eps, routing.scaling,
+            E=self.experts, K=routing.top_k, SCORING=routing.scoring, RENORMALIZE=routing.renormalize,
+            GROUPS=routing.groups, TOP_GROUPS=routing.top_groups, BIAS=gate.bias is not None,
+            CORRECTION=gate.correction is not None, VALID=valid is not None,
+            ADD=norm.residual is not None, ROWS=rows, EXPERTS=wide, COLUMNS=columns, num_warps=4,
+            **self.target.options(),
+        )  # fmt: skip
+        return weights, ids
 
     def _run(self, gate: _Gate, x: Tensor, valid: Tensor | None, norm: _Norm | None) -> tuple[Tensor, Tensor]:
         tokens, routing = len(x), self.routing

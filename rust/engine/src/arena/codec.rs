@@ -93,6 +93,7 @@ impl<'a> Arena<'a> {
         words[header::MAX_CONTEXT] = plan.max_context() as i64;
         words[header::NUM_MASKS] = plan.mask_rows.len() as i64;
         words[header::PROPOSE] = i64::from(plan.propose);
+        words[header::IRREGULAR] = 0;
         words[header::TOKEN_VECTORS] = i64::from(plan.wants_token_vectors());
         Ok(())
     }
@@ -155,6 +156,7 @@ impl<'a> Arena<'a> {
         let sampled = self.get::<i32>(S::sampled);
         let size = self.layout.limits().pooled_size;
         output.pooled_size = size;
+        output.irregular = self.get::<i64>(S::header)[header::IRREGULAR] != 0;
         let mut end = 0;
         for (at, row) in plan.rows.iter().enumerate() {
             // Every token of such a step has a vector; not every one was asked for.

@@ -19,7 +19,7 @@ pub use codec::Arena;
 use crate::worker::WorkerInfo;
 
 /// Version of the layout, in the header's first word.
-pub const VERSION: i64 = 4;
+pub const VERSION: i64 = 5;
 
 /// Element type of a section.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -191,8 +191,10 @@ pub mod header {
     pub const NUM_MASKS: usize = 11;
     /// The most drafts per row that the worker's drafter is to propose after it sampled; 0: it only keeps its context.
     pub const PROPOSE: usize = 12;
+    /// Written by the worker: not 0 if the step's time says nothing about the next one like it.
+    pub const IRREGULAR: usize = 13;
     /// 1 if the step's tokens are to have a vector each.
-    pub const TOKEN_VECTORS: usize = 13;
+    pub const TOKEN_VECTORS: usize = 14;
     /// Number of words.
     pub const LEN: usize = 16;
 }

@@ -9,6 +9,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::task::Waker;
 use std::thread;
 use std::time::Duration;
 
@@ -256,8 +257,8 @@ impl Dispatcher {
     fn end(&self, id: RequestId, error: Error) {
         let mailbox = self.shared.registry().remove(&id);
         if let Some(mailbox) = mailbox {
-            mailbox.append(|delta| delta.finish = Some(FinishReason::Error(error)));
-            mailbox.wake();
+            let waiting = mailbox.append(|delta| delta.finish = Some(FinishReason::Error(error)));
+            waiting.into_iter().for_each(Waker::wake);
         }
     }
 

@@ -4,6 +4,7 @@ use std::io::{self, BufReader};
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Waker;
 use std::time::Duration;
 
 use frizzen_core::{OutputDelta, RequestId};
@@ -69,7 +70,7 @@ impl Reader {
 
     fn deliver(&self, there: Duration, deltas: Vec<(RequestId, OutputDelta)>) {
         let here = self.shared.clock.now();
-        let mut woken = Vec::with_capacity(deltas.len());
+        let mut waiting = Vec::with_capacity(deltas.len());
         for (id, mut delta) in deltas {
             let ended = delta.finish.is_some();
             delta.timing = delta.timing.map(|timing| timing.on_clock(there, here));
@@ -82,12 +83,9 @@ impl Reader {
             };
             // The front end may have given the request up.
             if let Some(mailbox) = mailbox {
-                mailbox.append(|pending| pending.merge(delta));
-                woken.push(mailbox);
+                waiting.extend(mailbox.append(|pending| pending.merge(delta)));
             }
         }
-        for mailbox in woken {
-            mailbox.wake();
-        }
+        waiting.into_iter().for_each(Waker::wake);
     }
 }

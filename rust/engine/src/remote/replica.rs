@@ -20,6 +20,7 @@ use rustc_hash::FxHashMap;
 use super::wire::{self, Ending, FromReplica, RemoteRequest, ToReplica, VERSION};
 use crate::handle::{ControlAnswer, EngineHandle, Health, Load};
 use crate::mailbox::OutputStream;
+use crate::watchdog::Watchdog;
 
 /// How often health and load are looked at.
 const TICK: Duration = Duration::from_millis(100);
@@ -171,7 +172,7 @@ impl Replica {
             handle,
             clock,
             read_constraint,
-            step_timeout,
+            watchdog: Watchdog::new(step_timeout),
             events,
             out: BufWriter::new(self.stream.try_clone()?),
             open: FxHashMap::default(),
@@ -214,7 +215,7 @@ struct Serving<'a> {
     handle: &'a EngineHandle,
     clock: Arc<dyn Clock>,
     read_constraint: ReadConstraint,
-    step_timeout: Duration,
+    watchdog: Watchdog,
     events: Sender<Event>,
     out: BufWriter<UnixStream>,
     open: FxHashMap<RequestId, Open>,
@@ -359,13 +360,14 @@ impl Serving<'_> {
             }
             Health::Loading(_) | Health::Ready | Health::Draining => {}
         }
-        if let Some(age) = self.handle.step_age().filter(|age| *age > self.step_timeout) {
-            let limit = self.step_timeout.as_secs();
-            let message = format!("a step has been running for {} s, the limit is {limit} s", age.as_secs());
-            let error = Error::Engine { message };
-            self.handle.fail(error.clone());
-            self.say(&FromReplica::Failed(error.to_string()))?;
-            return Ok(Some(Ended::Stuck(error)));
+        if let Some(stall) = self.watchdog.look(self.handle) {
+            stall.report(self.handle);
+            if stall.is_final() {
+                let error = stall.error();
+                self.handle.fail(error.clone());
+                self.say(&FromReplica::Failed(error.to_string()))?;
+                return Ok(Some(Ended::Stuck(error)));
+            }
         }
         let before = self.pauses.len();
         self.pauses.retain(|settled| settled.try_recv() == Err(TryRecvError::Empty));

@@ -1,9 +1,16 @@
 //! The chance that a draft is right, given the match that it follows, its place, and how its request fared so far.
 //!
 //! Counts decay, so that the estimates follow the traffic. Labels come from every proposal, verified or not, wherever what
-//! the text became tells for free: a proposal does not depend on whether it is verified. A drafter that estimates the
-//! chance of each draft itself is believed, up to a factor that is learnt.
+//! the text became tells for free: a proposal does not depend on whether it is verified. What a drafter says of its drafts
+//! itself is read as [`Trust`] has learnt to read it.
+//!
+//! Estimates go from the general to the special: of a kind of evidence, then among requests that are sampled as randomly
+//! ([`Warmth`]), then by the draft's place, then as the request fared. Each starts from the one before it, so a new request
+//! begins with what others have shown.
 
+use frizzen_core::SamplingParams;
+
+use super::trust::Trust;
 use crate::draft::Evidence;
 
 /// Kinds of evidence that are told apart: matches of 1, 2, 3, 4 to 5, 6 to 8, 9 to 15, 16 and more, and a model.
@@ -63,13 +70,47 @@ const fn kind(evidence: Evidence) -> usize {
     }
 }
 
+/// How randomly a request is sampled: drafts that are the likeliest tokens are right less often the more random it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Warmth {
+    /// Greedily.
+    #[default]
+    Greedy,
+    /// At a temperature up to 0.7.
+    Low,
+    /// Above.
+    High,
+}
+
+const WARMTHS: usize = 3;
+
+impl Warmth {
+    /// Of a request with these parameters.
+    pub fn of(params: &SamplingParams) -> Self {
+        if params.is_greedy() {
+            Self::Greedy
+        } else if params.temperature <= 0.7 {
+            Self::Low
+        } else {
+            Self::High
+        }
+    }
+}
+
+/// Acceptance of requests that are sampled alike.
+#[derive(Clone, Debug, Default)]
+struct Alike {
+    kinds: [Counts; KINDS],
+    places: [[Counts; POSITIONS]; KINDS],
+}
+
 /// Acceptance of all requests together.
 #[derive(Clone, Debug, Default)]
 pub struct Acceptance {
     kinds: [Counts; KINDS],
-    places: [[Counts; POSITIONS]; KINDS],
-    /// How what drafters say of their drafts compares with what came true.
-    confidence: OwnAcceptance,
+    alike: [Alike; WARMTHS],
+    /// How what drafters say of their drafts is to be read.
+    trust: Trust,
 }
 
 /// How one request compares with all of them.
@@ -87,6 +128,8 @@ pub struct Judged<'a> {
     pub evidence: Evidence,
     /// The drafter's own estimate of each draft; empty if it makes none.
     pub confidences: &'a [f32],
+    /// How its request is sampled.
+    pub warmth: Warmth,
 }
 
 impl OwnAcceptance {
@@ -115,23 +158,24 @@ impl OwnAcceptance {
 impl Acceptance {
     /// What was seen counts for little from now on: it is long ago.
     pub fn forget(&mut self) {
-        for counts in self.kinds.iter_mut().chain(self.places.iter_mut().flatten()) {
-            counts.fade(4.0 * PRIOR);
-        }
-        self.confidence.forget();
+        let alike = self
+            .alike
+            .iter_mut()
+            .flat_map(|alike| alike.kinds.iter_mut().chain(alike.places.iter_mut().flatten()));
+        self.kinds.iter_mut().chain(alike).for_each(|counts| counts.fade(4.0 * PRIOR));
     }
 
     /// The chance of draft `position` (from 0) of such a proposal, given that all drafts before it are right.
-    pub fn chance(&self, evidence: Evidence, position: usize) -> f64 {
-        let kind = kind(evidence);
-        let general = self.kinds[kind].rate(UNKNOWN[kind]);
-        self.places[kind][position.min(POSITIONS - 1)].rate(general)
+    pub fn chance(&self, evidence: Evidence, warmth: Warmth, position: usize) -> f64 {
+        let (kind, alike) = (kind(evidence), &self.alike[warmth as usize]);
+        let general = alike.kinds[kind].rate(self.kinds[kind].rate(UNKNOWN[kind]));
+        alike.places[kind][position.min(POSITIONS - 1)].rate(general)
     }
 
     fn expected(&self, judged: Judged<'_>, position: usize) -> f64 {
         match judged.confidences.get(position) {
-            Some(confidence) => (f64::from(*confidence) * self.confidence.ratio()).clamp(0.0, MOST),
-            None => self.chance(judged.evidence, position),
+            Some(confidence) => self.trust.chance(f64::from(*confidence), position),
+            None => self.chance(judged.evidence, judged.warmth, position),
         }
     }
 
@@ -149,11 +193,12 @@ impl Acceptance {
     /// Draft `position` was right or wrong, all before it being right.
     pub fn label(&mut self, own: &mut OwnAcceptance, judged: Judged<'_>, position: usize, accepted: bool) {
         let expected = self.expected(judged, position);
-        let kind = kind(judged.evidence);
+        let (kind, alike) = (kind(judged.evidence), &mut self.alike[judged.warmth as usize]);
         self.kinds[kind].add(accepted, WINDOW);
-        self.places[kind][position.min(POSITIONS - 1)].add(accepted, WINDOW);
+        alike.kinds[kind].add(accepted, WINDOW);
+        alike.places[kind][position.min(POSITIONS - 1)].add(accepted, WINDOW);
         if let Some(confidence) = judged.confidences.get(position) {
-            self.confidence.add(accepted, f64::from(*confidence).clamp(0.0, 1.0));
+            self.trust.label(f64::from(*confidence), position, accepted);
         }
         own.add(accepted, expected);
     }
@@ -164,7 +209,7 @@ mod tests {
     use super::*;
 
     const fn after(matched: u32) -> Judged<'static> {
-        Judged { evidence: Evidence::Match(matched), confidences: &[] }
+        Judged { evidence: Evidence::Match(matched), confidences: &[], warmth: Warmth::Greedy }
     }
 
     #[test]
@@ -174,7 +219,7 @@ mod tests {
             for trial in 0..2000 {
                 all.label(&mut own, after(4), 1, trial * 7 % 10 < right);
             }
-            let chance = all.chance(Evidence::Match(4), 1);
+            let chance = all.chance(Evidence::Match(4), Warmth::Greedy, 1);
             assert!((chance - expected).abs() < 0.03, "{chance} for {expected}");
         }
     }
@@ -197,15 +242,21 @@ mod tests {
     }
 
     #[test]
-    fn what_a_drafter_says_of_itself_counts_up_to_the_factor_by_which_it_is_wrong() {
-        let (mut all, mut own) = (Acceptance::default(), OwnAcceptance::default());
-        let boast = Judged { evidence: Evidence::Model, confidences: &[0.9, 0.9] };
-        for trial in 0..400 {
-            all.label(&mut own, boast, 0, trial % 2 == 0);
+    fn a_request_begins_with_what_others_that_are_sampled_alike_have_shown() {
+        let mut all = Acceptance::default();
+        let as_sampled = |warmth| Judged { warmth, ..after(4) };
+        for trial in 0..200 {
+            all.label(&mut OwnAcceptance::default(), as_sampled(Warmth::Greedy), 0, trial % 10 != 0);
+            all.label(&mut OwnAcceptance::default(), as_sampled(Warmth::High), 0, trial % 10 < 3);
         }
-        let mut survival = Vec::new();
-        let humble = Judged { evidence: Evidence::Model, confidences: &[0.45, 0.9] };
-        all.survival(&OwnAcceptance::default(), humble, 2, &mut survival);
-        assert!((survival[0] - 0.25).abs() < 0.03 && (survival[1] - 0.125).abs() < 0.03, "{survival:?}");
+        let first = |warmth| {
+            let mut survival = Vec::new();
+            all.survival(&OwnAcceptance::default(), as_sampled(warmth), 1, &mut survival);
+            survival[0]
+        };
+        assert!((first(Warmth::Greedy) - 0.9).abs() < 0.03, "{}", first(Warmth::Greedy));
+        assert!((first(Warmth::High) - 0.3).abs() < 0.03, "{}", first(Warmth::High));
+        let between = first(Warmth::Low);
+        assert!((0.5..0.7).contains(&between), "nobody was sampled like that: {between}");
     }
 }

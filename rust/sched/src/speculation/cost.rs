@@ -3,52 +3,52 @@
 //! One cell per (rows, drafts), both on a geometric scale, holds a decaying mean of what a step takes that proposes
 //! nothing; another per (rows, drafts per row) what proposing adds. A read joins the cells of a number of rows into a
 //! curve that never falls with the drafts: violations are noise, and pooled. Between and beyond the measured points
-//! the curve follows the [`Law`] that is fitted to all cells, which knows that tokens share experts.
+//! the curve follows the [`Law`] that is fitted to all cells, which knows that tokens share experts. As long as the law
+//! foretells the first measurement of cells well, it stands for those that were not measured.
+//!
+//! What the prefill of a step adds is kept by its tokens. Under short answers hardly a step is without prefill; less what
+//! its prefill is known to take, such a step says what decoding takes wherever no other does.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::curve::{Cell, MEMORY, pooled, rising};
 use super::law::{Experts, Law, Sample};
 
-/// Steps that a cell remembers.
-const MEMORY: f64 = 20.0;
-/// A measurement beyond this factor of what is expected counts as this factor: a hiccup must not pass for a change, and
-/// a change comes back.
+pub use super::curve::Curve;
+
+/// A measurement below this part of what is expected counts as this part: a hiccup must not pass for a change, and a change
+/// comes back.
 const OUTLIER: f64 = 3.0;
+/// The same for measurements beyond a multiple of what is expected: most hiccups are of that kind.
+const HICCUP: f64 = 2.0;
 /// Buckets of rows that stand for each other where the law carries times over: half as many again.
 const NEAR: u32 = 2;
-/// Measurements after which the law is fitted anew.
+/// The same for what proposing adds: four times as many.
+const FAR: u32 = 8;
+/// The same for steps without drafts where the law is good: twice as many.
+const FAR_PLAIN: u32 = 4;
+/// Measurements after which the law is fitted anew; a new cell has it fitted at once.
 const FIT_EVERY: u64 = 16;
+/// How wrong the law may be about new cells and still stand for those that were not measured.
+const LAW_ERROR: f64 = 0.12;
+/// Weight of the latest new cell in that.
+const LAW_NEWEST: f64 = 0.3;
+/// The law stands for steps of up to so many times as many tokens as were measured.
+const LAW_REACH: f64 = 2.0;
+/// Times of fewer and more drafts, one over the other, between which nothing need be measured.
+const BRACKET: f64 = 1.3;
+/// Prefill may take this share of a step that is to say something about decoding.
+const PREFILL_SHARE: f64 = 0.5;
+/// What a step with prefill counts that says something about decoding: one without is better.
+const INDIRECT: f64 = 2.0;
 /// What a time from an earlier run counts: it is used at once and soon outweighed.
 const REMEMBERED: f64 = 2.0;
-
-/// Time of steps with about the same rows and drafts.
-#[derive(Clone, Copy, Debug, Default)]
-struct Cell {
-    seconds: f64,
-    rows: f64,
-    drafts: f64,
-    weight: f64,
-    /// Number of the step that was measured last.
-    last: u64,
-}
 
 /// Exact up to 4, then four buckets per doubling.
 fn bucket(count: usize) -> u32 {
     if count <= 4 { count as u32 } else { 4 + (4.0 * (count as f64 / 4.0).log2()) as u32 }
-}
-
-impl Cell {
-    fn add(&mut self, rows: usize, drafts: usize, seconds: f64, step: u64) {
-        // What was not seen for long counts for little.
-        let age = (step - self.last) as f64 / 10.0;
-        self.weight = (self.weight.min((MEMORY - age).max(2.0)) + 1.0).min(MEMORY);
-        self.seconds += (seconds - self.seconds) / self.weight;
-        self.rows += (rows as f64 - self.rows) / self.weight;
-        self.drafts += (drafts as f64 - self.drafts) / self.weight;
-        self.last = step;
-    }
 }
 
 type Cells = BTreeMap<(u32, u32), Cell>;
@@ -59,49 +59,23 @@ pub struct CostModel {
     cells: Cells,
     /// What proposing so many drafts per row adds.
     drafting: Cells,
+    /// What so many tokens of prefill add; the first index is 1.
+    prefill: Cells,
     law: Law,
+    /// Mean error of the law about the first measurement of a cell.
+    law_error: f64,
+    /// Most tokens of a measured step without prefill.
+    reach: f64,
     step: u64,
 }
 
-/// Time over the drafts of a step, at one number of rows.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Curve {
-    /// Drafts and seconds, both rising; the first entry is without drafts.
-    points: Vec<(f64, f64)>,
-    law: Law,
-    rows: f64,
-}
-
-impl Curve {
-    /// A curve that is 0 everywhere.
-    const fn zero() -> Self {
-        Self { points: Vec::new(), law: Law::new(None), rows: 0.0 }
-    }
-
-    /// Seconds of a step with this many drafts: between points as the law grows, beyond the last one by the mean slope.
-    pub fn at(&self, drafts: usize) -> f64 {
-        let drafts = drafts as f64;
-        let place = |drafts: f64| self.law.at(self.rows, drafts);
-        let Some((last_drafts, last)) = self.points.last().copied() else { return 0.0 };
-        let (first_drafts, first) = self.points[0];
-        if drafts > last_drafts {
-            let ahead = place(drafts) - place(last_drafts);
-            let span = place(last_drafts) - place(first_drafts);
-            return if span > 0.0 {
-                last + (last - first) / span * ahead
-            } else if self.law.is_fitted() {
-                last + ahead
-            } else {
-                last
-            };
-        }
-        let after = self.points.partition_point(|(at, _)| *at < drafts);
-        let (x1, y1) = self.points[after];
-        let Some((x0, y0)) = after.checked_sub(1).map(|before| self.points[before]) else { return y1 };
-        let span = place(x1) - place(x0);
-        let share = if span > 0.0 { (place(drafts) - place(x0)) / span } else { (drafts - x0) / (x1 - x0) };
-        y0 + (y1 - y0) * share
-    }
+/// What is known about the time of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Known {
+    /// It is its own cell, once measured.
+    once: bool,
+    /// When it was measured last.
+    last: u64,
 }
 
 /// The times of a machine, for the next start.
@@ -113,6 +87,20 @@ pub struct Costs {
     pub drafting: Vec<(f64, f64, f64)>,
 }
 
+impl Costs {
+    /// Adds the times of `others` that are of other cells.
+    pub fn complete(&mut self, others: Self) {
+        let sides = [(&mut self.steps, others.steps), (&mut self.drafting, others.drafting)];
+        for (own, others) in sides {
+            let cell = |(rows, drafts, _): &(f64, f64, f64)| {
+                (bucket(rows.round() as usize), bucket(drafts.round() as usize))
+            };
+            let known: Vec<_> = own.iter().map(cell).collect();
+            own.extend(others.into_iter().filter(|other| !known.contains(&cell(other))));
+        }
+    }
+}
+
 impl Default for CostModel {
     fn default() -> Self {
         Self::new(None)
@@ -122,32 +110,110 @@ impl Default for CostModel {
 impl CostModel {
     /// A model that knows nothing but the target's experts.
     pub const fn new(experts: Option<Experts>) -> Self {
-        Self { cells: Cells::new(), drafting: Cells::new(), law: Law::new(experts), step: 0 }
+        let cells = Cells::new;
+        Self {
+            cells: cells(),
+            drafting: cells(),
+            prefill: cells(),
+            law: Law::new(experts),
+            law_error: 0.0,
+            reach: 0.0,
+            step: 0,
+        }
+    }
+
+    /// Seconds that the prefill of so many tokens adds to a step; `None` if none like it was measured.
+    pub fn prefill(&self, tokens: usize) -> Option<f64> {
+        if tokens == 0 {
+            return Some(0.0);
+        }
+        let points: Vec<(f64, f64)> =
+            pooled(self.prefill.values().map(|cell| (cell.drafts, cell.seconds, cell.weight)));
+        let (last_tokens, last) = *points.last()?;
+        let tokens = tokens as f64;
+        let after = points.partition_point(|(at, _)| *at < tokens);
+        let Some((x1, y1)) = points.get(after).copied() else { return Some(last * tokens / last_tokens) };
+        let (x0, y0) = after.checked_sub(1).map_or((0.0, 0.0), |before| points[before]);
+        Some(y0 + (y1 - y0) * (tokens - x0) / (x1 - x0))
+    }
+
+    /// Takes the time of a step over that also had `prefill` tokens of prefill. Returns what these took, if it is known.
+    pub fn measure_beside(
+        &mut self,
+        prefill: usize,
+        rows: usize,
+        drafts: usize,
+        proposed: usize,
+        seconds: f64,
+    ) -> Option<f64> {
+        if prefill == 0 {
+            self.measure(rows, drafts, proposed, seconds);
+            return Some(0.0);
+        }
+        self.step += 1;
+        let expected = self.curve(rows).map(|curve| curve.at(drafts) + self.drafting(rows).at(proposed));
+        if let Some(expected) = expected.filter(|_| self.knows(rows, drafts, proposed)) {
+            let step = self.step;
+            let cell = self.prefill.entry((1, bucket(prefill))).or_default();
+            cell.add(1, prefill, (seconds - expected).max(0.0), step);
+        } else if let Some(took) = self.prefill(prefill).filter(|took| *took < PREFILL_SHARE * seconds) {
+            self.enter(rows, drafts, proposed, seconds - took, INDIRECT);
+        }
+        self.prefill(prefill).filter(|took| *took < PREFILL_SHARE * seconds)
     }
 
     /// Takes the time of a step without prefill over; its worker proposed `proposed` drafts per row.
     pub fn measure(&mut self, rows: usize, drafts: usize, proposed: usize, seconds: f64) {
         self.step += 1;
+        self.enter(rows, drafts, proposed, seconds, MEMORY);
+    }
+
+    fn enter(&mut self, rows: usize, drafts: usize, proposed: usize, seconds: f64, most: f64) {
         let adds = self.drafting(rows).at(proposed);
         let at = (bucket(rows), bucket(drafts));
         let known = self.cells.get(&at).filter(|cell| cell.weight >= 3.0).map(|cell| cell.seconds + adds);
-        let seconds = known.map_or(seconds, |known| seconds.clamp(known / OUTLIER, known * OUTLIER));
+        let seconds = known.map_or(seconds, |known| seconds.clamp(known / OUTLIER, known * HICCUP));
         // Without drafts the time of the step is known, so that the rest is what proposing adds; with drafts, and with
         // proposing known, it is the other way round.
-        let plain = self.cells.get(&at).filter(|_| drafts == 0 && proposed > 0).map(|cell| cell.seconds);
-        if drafts == 0 && proposed > 0 && plain.is_none() {
+        let proposes_only = drafts == 0 && proposed > 0;
+        let knows_plain = || self.cells.contains_key(&at) || self.knows(rows, 0, 0);
+        let plain = Some(()).filter(|()| proposes_only && knows_plain());
+        let plain = plain.and_then(|()| self.curve(rows)).map(|curve| curve.at(0));
+        if proposes_only && plain.is_none() {
             return;
         }
+        let step = self.step;
         if let Some(plain) = plain {
             let cell = self.drafting.entry((at.0, bucket(proposed))).or_default();
-            cell.add(rows, proposed, seconds - plain, self.step);
-        } else {
-            let cell = self.cells.entry(at).or_default();
-            cell.add(rows, drafts, (seconds - adds).max(seconds / OUTLIER), self.step);
+            cell.add_up_to(most, rows, proposed, seconds - plain, step);
+            return;
         }
-        if self.step.is_multiple_of(FIT_EVERY) {
+        let mut verifying = (seconds - adds).max(seconds / OUTLIER);
+        // Verifying drafts takes no less than a step without them: proposing was thought too dear.
+        let least = Some(rows).filter(|_| drafts > 0 && proposed > 0 && self.knows(rows, 0, 0));
+        let least = least.and_then(|rows| self.curve(rows)).map_or(0.0, |curve| curve.at(0));
+        if verifying < least {
+            let cell = self.drafting.entry((at.0, bucket(proposed))).or_default();
+            cell.add_up_to(INDIRECT, rows, proposed, (seconds - least).max(0.0), step);
+            verifying = least;
+        }
+        let is_new = !self.cells.contains_key(&at);
+        let foretold = Some(()).filter(|()| is_new).and_then(|()| self.foretell(rows, drafts));
+        if let Some(foretold) = foretold {
+            self.law_error += LAW_NEWEST * ((verifying / foretold - 1.0).abs() - self.law_error);
+        }
+        let cell = self.cells.entry(at).or_default();
+        cell.add_up_to(most, rows, drafts, verifying, step);
+        self.reach = self.reach.max((rows + drafts) as f64);
+        if is_new || step.is_multiple_of(FIT_EVERY) {
             self.fit();
         }
+    }
+
+    /// What the law makes of the measured times, for a step that is like none of them.
+    fn foretell(&self, rows: usize, drafts: usize) -> Option<f64> {
+        let curve = self.curve(rows).filter(|_| self.law.is_fitted());
+        curve.map(|curve| curve.at(drafts)).filter(|seconds| *seconds > 0.0)
     }
 
     fn fit(&mut self) {
@@ -160,6 +226,13 @@ impl CostModel {
         }));
     }
 
+    /// Forgets what steps without drafts take.
+    pub fn forget_plain(&mut self) {
+        for (_, cell) in self.cells.iter_mut().filter(|((_, drafts), _)| *drafts == 0) {
+            cell.weight = 0.0;
+        }
+    }
+
     /// Lets the next measurements of steps with drafts, at this number of rows, outweigh what was measured so far.
     pub fn distrust_drafts(&mut self, rows: usize) {
         let rows = bucket(rows);
@@ -170,43 +243,67 @@ impl CostModel {
         }
     }
 
-    /// Steps since one with these rows and drafts was measured; `None` if there was none, or if it is not known what
-    /// proposing so many drafts per row adds.
+    /// Steps since one with these rows and drafts was measured; `None` if its time is not known.
     pub fn age(&self, rows: usize, drafts: usize, proposed: usize) -> Option<u64> {
-        self.known(rows, drafts, proposed).map(|cell| self.step - cell.last)
+        self.known(rows, drafts, proposed).map(|known| self.step - known.last)
     }
 
-    /// How often a step with these rows and drafts was measured, up to 20 times; 0 if it is not known what proposing so
-    /// many drafts per row adds.
-    pub fn weight(&self, rows: usize, drafts: usize, proposed: usize) -> f64 {
-        self.known(rows, drafts, proposed).map_or(0.0, |cell| cell.weight)
+    /// Whether the time of such a step need not be measured before it is counted on: it was, or the law has shown that it
+    /// can tell.
+    pub fn knows(&self, rows: usize, drafts: usize, proposed: usize) -> bool {
+        self.known(rows, drafts, proposed).is_some_and(|known| !known.once)
     }
 
-    /// The cell of such a step; once the law can carry its time over, that of a step with nearly as many rows and drafts
-    /// per row will do.
-    fn known(&self, rows: usize, drafts: usize, proposed: usize) -> Option<&Cell> {
+    fn known(&self, rows: usize, drafts: usize, proposed: usize) -> Option<Known> {
         if proposed > 0 && !self.knows_drafting(rows, proposed) {
             return None;
         }
         let wanted = bucket(rows);
         let own = self.cells.get(&(wanted, bucket(drafts)));
-        if own.is_some() || !self.law.is_fitted() {
-            return own;
+        if let Some(cell) = own.filter(|cell| cell.weight >= 2.0) {
+            return Some(Known { once: false, last: cell.last });
         }
+        let carries = self.law.is_fitted() && self.law_error < LAW_ERROR;
+        if let Some(cell) = own {
+            // One measurement may be a hiccup, unless it is what was to be expected.
+            return Some(Known { once: !carries, last: cell.last });
+        }
+        if !self.law.is_fitted() {
+            return None;
+        }
+        // A step with nearly as many rows and drafts per row will do; any step of its kind, if the law is good.
         let per_row = drafts as f64 / rows.max(1) as f64;
-        let is_alike = |cell: &Cell| {
+        let is_alike = |(at, cell): &(&(u32, u32), &Cell)| {
             let other = cell.drafts / cell.rows.max(1.0);
-            (per_row - other).abs() <= 0.3 * per_row.max(other)
+            let is_near =
+                at.0.abs_diff(wanted) <= NEAR && (per_row - other).abs() <= 0.3 * per_row.max(other);
+            let is_far = at.0.abs_diff(wanted) > FAR_PLAIN;
+            is_near || (carries && (cell.drafts > 0.0) == (drafts > 0) && !(drafts == 0 && is_far))
         };
-        let near = self.cells.range((wanted.saturating_sub(NEAR), 0)..=(wanted + NEAR, u32::MAX));
-        near.map(|(_, cell)| cell).filter(|cell| is_alike(cell)).max_by_key(|cell| cell.last)
+        let within = (rows + drafts) as f64 <= LAW_REACH * self.reach;
+        let alike = self.cells.iter().filter(is_alike).map(|(_, cell)| cell.last).max();
+        let last = alike.filter(|_| within).or_else(|| self.bracketed(wanted, per_row))?;
+        Some(Known { once: false, last })
     }
 
-    /// Whether it was measured what proposing so many drafts per row adds, at about as many rows.
+    /// When steps with fewer and with more drafts per row were measured, if these take about as long.
+    fn bracketed(&self, wanted: u32, per_row: f64) -> Option<u64> {
+        let near = self.cells.range((wanted.saturating_sub(NEAR), 0)..=(wanted + NEAR, u32::MAX));
+        let near = near.map(|(_, cell)| (cell.drafts / cell.rows.max(1.0), cell));
+        let (less, more): (Vec<_>, Vec<_>) = near.partition(|(other, _)| *other <= per_row);
+        let (_, less) = less.into_iter().max_by(|a, b| a.0.total_cmp(&b.0))?;
+        let (_, more) = more.into_iter().min_by(|a, b| a.0.total_cmp(&b.0))?;
+        (more.seconds <= BRACKET * less.seconds).then_some(less.last.min(more.last))
+    }
+
+    /// Whether it is known what proposing so many drafts per row adds: it was measured at about as many rows, or two other
+    /// lengths were, between and beyond which it grows evenly.
     pub fn knows_drafting(&self, rows: usize, proposed: usize) -> bool {
         let (wanted, proposed) = (bucket(rows), bucket(proposed));
-        let near = self.drafting.range((wanted.saturating_sub(NEAR), 0)..=(wanted + NEAR, u32::MAX));
-        near.into_iter().any(|((_, other), _)| *other == proposed)
+        let near = self.drafting.range((wanted.saturating_sub(FAR), 0)..=(wanted + FAR, u32::MAX));
+        let mut lengths = near.map(|((_, length), _)| *length);
+        let Some(first) = lengths.next() else { return false };
+        first == proposed || lengths.any(|length| length == proposed || length != first)
     }
 
     /// The curve at this number of rows, of steps that propose nothing; `None` before any step without drafts was
@@ -221,16 +318,15 @@ impl CostModel {
         let law = self.law;
         if *nearest == wanted {
             let cells = self.cells.range((*nearest, 0)..=(*nearest, u32::MAX));
-            let points = cells.map(|(_, cell)| (cell.drafts, cell.seconds, cell.weight));
-            return Some(Curve { points: pooled(points), law, rows: rows as f64 });
+            return Some(Curve { points: rising(cells.map(|(_, cell)| cell), 0.0), law, rows: rows as f64 });
         }
-        let moved = self.plain_time(wanted);
+        let moved = self.plain_time(wanted, rows);
         if law.is_fitted() {
             return Some(Curve { points: vec![(0.0, moved)], law, rows: rows as f64 });
         }
         let cells = self.cells.range((*nearest, 0)..=(*nearest, u32::MAX));
-        let points = cells.map(|(_, cell)| (cell.drafts, cell.seconds + moved - base.seconds, cell.weight));
-        Some(Curve { points: pooled(points), law, rows: rows as f64 })
+        let points = rising(cells.map(|(_, cell)| cell), moved - base.seconds);
+        Some(Curve { points, law, rows: rows as f64 })
     }
 
     /// What proposing adds to a step of this many rows, over the drafts per row; 0 as long as nothing is known.
@@ -244,19 +340,20 @@ impl CostModel {
         Curve { points: pooled(nothing.chain(points)), law: Law::new(None), rows: 0.0 }
     }
 
-    /// Time without drafts at a bucket of rows between (or beyond) those that were measured.
-    fn plain_time(&self, wanted: u32) -> f64 {
-        let plain = || {
-            let cells = self.cells.iter().filter(|((_, drafts), _)| *drafts == 0);
-            cells.map(|((rows, _), cell)| (*rows, cell.seconds))
-        };
-        let below = plain().rfind(|(rows, _)| *rows <= wanted);
-        let above = plain().find(|(rows, _)| *rows >= wanted);
+    /// Time without drafts at a bucket of rows between those that were measured, or beyond them as the law grows.
+    fn plain_time(&self, wanted: u32, rows: usize) -> f64 {
+        let plain = || self.cells.iter().filter(|((_, drafts), _)| *drafts == 0);
+        let below = plain().rfind(|((at, _), _)| *at <= wanted);
+        let above = plain().find(|((at, _), _)| *at >= wanted);
         match (below, above) {
-            (Some((x0, y0)), Some((x1, y1))) if x1 > x0 => {
-                y0 + (y1 - y0) * f64::from(wanted - x0) / f64::from(x1 - x0)
+            (Some(((x0, _), low)), Some(((x1, _), high))) if x1 > x0 => {
+                low.seconds + (high.seconds - low.seconds) * f64::from(wanted - x0) / f64::from(x1 - x0)
             }
-            (Some((_, seconds)), _) | (None, Some((_, seconds))) => seconds,
+            (Some((_, cell)), _) | (None, Some((_, cell))) => {
+                let ahead = self.law.at(rows as f64, 0.0) - self.law.at(cell.rows, 0.0);
+                let ahead = if self.law.is_fitted() { ahead } else { 0.0 };
+                (cell.seconds + ahead).max(cell.seconds / OUTLIER)
+            }
             (None, None) => 0.0,
         }
     }
@@ -291,29 +388,6 @@ impl CostModel {
         }
         self.fit();
     }
-}
-
-/// Points whose times never fall: neighbours in the wrong order are replaced by their weighted mean.
-fn pooled(points: impl Iterator<Item = (f64, f64, f64)>) -> Vec<(f64, f64)> {
-    let mut pools: Vec<(f64, f64, Vec<f64>)> = Vec::new();
-    for (drafts, mut seconds, mut weight) in points {
-        let mut members = vec![drafts];
-        while let Some((before, before_weight, _)) = pools.last() {
-            if *before < seconds {
-                break;
-            }
-            seconds = (seconds * weight + before * before_weight) / (weight + before_weight);
-            weight += before_weight;
-            let (_, _, mut earlier) = pools.pop().expect("seen just now");
-            earlier.append(&mut members);
-            members = earlier;
-        }
-        pools.push((seconds, weight, members));
-    }
-    pools
-        .into_iter()
-        .flat_map(|(seconds, _, members)| members.into_iter().map(move |at| (at, seconds)))
-        .collect()
 }
 
 #[cfg(test)]
@@ -427,6 +501,54 @@ mod tests {
         let (one, two) = (model.curve(4).expect("measured"), again.curve(4).expect("restored"));
         assert!((0..8).all(|drafts| (one.at(drafts) - two.at(drafts)).abs() < 1e-3));
         assert!((again.drafting(4).at(3) - 0.002).abs() < 1e-9);
-        assert!(again.weight(4, 0, 0) >= 2.0, "it is used without being measured again");
+        assert!(again.knows(4, 0, 0), "it is used without being measured again");
+    }
+
+    #[test]
+    fn steps_with_prefill_say_what_it_takes_and_then_what_decoding_takes() {
+        let mut model = CostModel::default();
+        let law = |rows: usize, drafts: usize, prefill: usize| {
+            0.010 + 0.001 * (rows + drafts) as f64 + 0.0001 * prefill as f64
+        };
+        model.measure(4, 0, 0, law(4, 0, 0));
+        model.measure(4, 0, 0, law(4, 0, 0));
+        assert_eq!(model.measure_beside(30, 9, 0, 0, law(9, 0, 30)), None, "neither part is known");
+        for _ in 0..3 {
+            let took = model.measure_beside(30, 4, 0, 0, law(4, 0, 30)).expect("decoding is known");
+            assert!((took - 0.003).abs() < 1e-6, "{took}");
+        }
+        model.measure_beside(60, 9, 0, 0, law(9, 0, 60));
+        let found = model.curve(9).expect("measured").at(0);
+        assert!((found / law(9, 0, 0) - 1.0).abs() < 0.01, "{found}");
+        let long = model.measure_beside(3000, 4, 0, 0, law(4, 0, 3000));
+        assert_eq!(long, None, "a step that mostly prefills says nothing of decoding");
+    }
+
+    #[test]
+    fn a_law_that_foretells_new_cells_stands_for_others_and_one_that_does_not_is_not_believed() {
+        let lines = |rows: usize, drafts: usize| 0.010 + 0.001 * (rows + drafts) as f64;
+        let steps = |rows: usize, drafts: usize| if rows + drafts > 10 { 0.030 } else { 0.010 };
+        let knows = |law: &dyn Fn(usize, usize) -> f64| {
+            let mut model = CostModel::default();
+            for (rows, drafts) in [(4, 0), (4, 4), (4, 8), (8, 0), (8, 8), (8, 16)] {
+                model.measure(rows, drafts, 0, law(rows, drafts));
+                model.measure(rows, drafts, 0, law(rows, drafts));
+            }
+            assert!(!model.knows(4, 1000, 0), "far beyond anything that was measured");
+            model.knows(2, 10, 0)
+        };
+        assert!(knows(&lines));
+        assert!(!knows(&steps));
+    }
+
+    #[test]
+    fn between_times_that_hardly_differ_nothing_need_be_measured() {
+        let mut model = CostModel::default();
+        for (drafts, seconds) in [(0, 0.010), (16, 0.0125), (64, 0.040)] {
+            model.measure(4, drafts, 0, seconds);
+            model.measure(4, drafts, 0, seconds);
+        }
+        assert!(model.bracketed(bucket(4), 2.0).is_some());
+        assert!(model.bracketed(bucket(4), 8.0).is_none());
     }
 }

@@ -2,7 +2,7 @@
 
 use frizzen_core::{Speculation, SpeculationReason as Reason, SpeculationUsage, TokenId};
 
-use super::acceptance::{Acceptance, Judged, OwnAcceptance};
+use super::acceptance::{Acceptance, Judged, OwnAcceptance, Warmth};
 use crate::draft::Evidence;
 
 /// A request that may get drafts.
@@ -11,6 +11,7 @@ pub(super) struct Followed {
     pub asked: Speculation,
     /// It said something about speculation, so it is told what came of it.
     pub reports: bool,
+    pub warmth: Warmth,
     pub usage: SpeculationUsage,
     pub own: OwnAcceptance,
     /// The proposal that is being compared with what the text becomes, and how far it was right.
@@ -26,10 +27,11 @@ pub(super) struct Followed {
 
 impl Followed {
     /// A request that nothing is known of; `max_drafts` bounds its draft lengths.
-    pub fn new(asked: Speculation, reports: bool, max_drafts: u32, reason: Reason) -> Self {
+    pub fn new(asked: Speculation, warmth: Warmth, max_drafts: u32, reason: Reason) -> Self {
         Self {
             asked,
-            reports,
+            reports: false,
+            warmth,
             usage: SpeculationUsage {
                 lengths: vec![0; max_drafts as usize + 1],
                 ..SpeculationUsage::default()
@@ -61,7 +63,7 @@ impl Followed {
     }
 
     pub const fn judged(&self) -> Judged<'_> {
-        Judged { evidence: self.evidence, confidences: self.confidences.as_slice() }
+        Judged { evidence: self.evidence, confidences: self.confidences.as_slice(), warmth: self.warmth }
     }
 
     /// Labels the proposal's drafts up to the first that was wrong; with `only_verified` no further than they were
@@ -74,7 +76,8 @@ impl Followed {
                 break;
             }
             let accepted = draft == token;
-            let judged = Judged { evidence: self.evidence, confidences: &self.confidences };
+            let judged =
+                Judged { evidence: self.evidence, confidences: &self.confidences, warmth: self.warmth };
             acceptance.label(&mut self.own, judged, self.right, accepted);
             self.right += 1;
             labels += 1;

@@ -6,6 +6,14 @@
 //! there are no drafts until it has earned enough. So whatever the model gets wrong, the time lost is at most half a
 //! percent plus the cap, as far as the estimate of plain steps is right; probes keep that one fresh.
 //!
+//! Machines have hiccups: a step now and then takes ten times as long as others like it, whatever it does. Paid in full they
+//! would keep drafts off for thousands of steps. So a lone one is paid for as half as long again, and none empties the account.
+//!
+//! Drafts follow what a step returns, so with them the next step cannot be planned while one runs, and what the host does
+//! between two steps is time lost. Therefore steps without drafts count as plain only where they were planned ahead, if the
+//! engine does that at all; probes last until one was. A text in which there is seldom something to propose pays for the
+//! waiting too, and that is part of the expected gain.
+//!
 //! A drafter inside the worker proposes in the step before the one that verifies, and takes time for it. So the guard also
 //! decides how many drafts are to be proposed: by what is expected of them, before they are known.
 
@@ -14,6 +22,8 @@ use frizzen_core::SpeculationReason as Reason;
 use super::choose::{Choice, Offer, choose_lengths, choose_proposal, longest};
 use super::cost::{CostModel, Costs, Curve};
 use super::law::Experts;
+
+pub use super::decision::{Decision, Decoding, Fixed, MeasuredStep, ModeChange, Situation};
 
 /// What the account earns per step, in plain steps.
 const EARNED: f64 = 0.005;
@@ -25,18 +35,24 @@ const INITIAL: f64 = 6.0;
 const RESUME: f64 = 2.0;
 /// Steps with drafts after which two are run without.
 const PROBE_EVERY: u64 = 200;
+/// The same where it takes several steps until one without drafts was planned ahead.
+const PROBE_AHEAD_EVERY: u64 = 400;
 /// Steps after which the cost of a length counts as unknown, if the account can pay for a look.
 const STALE: u64 = 1000;
 /// Expected gain above which drafts are switched on, and below which they are switched off again.
 const ON_ABOVE: f64 = 0.02;
-const OFF_BELOW: f64 = 0.0;
+const OFF_BELOW: f64 = STEP_GAIN;
 /// Least expected gain of a single step while drafts are on.
-const STEP_GAIN: f64 = 0.005;
+const STEP_GAIN: f64 = 0.01;
 /// Weight of the latest step in the expected gain.
 const FRESH: f64 = 0.1;
 /// A step this far from its predicted time, several times in a row, says that the machine has changed.
 const SURPRISE: f64 = 0.25;
 const SURPRISES: i32 = 3;
+/// A step beyond this factor of its expected time is paid for as one of this factor, unless the one before was a surprise too.
+const HICCUP: f64 = 1.5;
+/// The most that one step can lose: it takes several to empty a full account.
+const MOST_LOST: f64 = CAP / 4.0;
 /// Steps that must lie between a surprise and the last step without drafts.
 const SURPRISE_AFTER: u64 = 20;
 /// Lengths whose cost is looked at first.
@@ -49,80 +65,6 @@ const TRIAL: u32 = 12;
 const UNSURE: u32 = 40;
 /// The same for half of it.
 const STALE_CHANCES: u32 = 400;
-
-/// Drafts were switched on or off.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct ModeChange {
-    /// On or off.
-    pub on: bool,
-    /// Why.
-    pub reason: Reason,
-    /// Rows of the step that decided it.
-    pub rows: usize,
-    /// Expected gain, 0.1 is a tenth more tokens per second.
-    pub gain: f64,
-}
-
-/// Drafts that somebody fixed, which a step carries in any case.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Fixed {
-    /// Their number.
-    pub drafts: usize,
-    /// How many of them are expected to be right.
-    pub tokens: f64,
-    /// The most of them that a row is to be proposed in this step, by a drafter in the worker.
-    pub proposed: usize,
-}
-
-/// What a decision is about: the next step.
-#[derive(Clone, Copy, Debug)]
-pub struct Situation<'a> {
-    /// Rows of the step.
-    pub rows: usize,
-    /// Drafts that are not the guard's to choose.
-    pub fixed: Fixed,
-    /// The drafts at hand, of each row that leaves it to the guard.
-    pub offers: &'a [Offer],
-    /// What is expected of drafts that the worker would propose in this step; `None` if it has no drafter.
-    pub outlook: Option<&'a [Offer]>,
-    /// Steps since anything was learnt about the chances of drafts, where only drafts that are proposed or verified teach
-    /// it; else 0.
-    pub unlabelled: u32,
-}
-
-/// What was decided, besides the lengths.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Decision {
-    /// That of the rows with drafts, or of there being none.
-    pub reason: Reason,
-    /// Drafts per row that the worker is to propose in this step.
-    pub propose: usize,
-    /// A trial begins: what was learnt of the chances of drafts is to count for little.
-    pub forget: bool,
-}
-
-impl From<Reason> for Decision {
-    fn from(reason: Reason) -> Self {
-        Self { reason, propose: 0, forget: false }
-    }
-}
-
-/// A step without prefill, measured.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct MeasuredStep {
-    /// Rows, each of which sampled.
-    pub rows: usize,
-    /// Drafts over all rows.
-    pub drafts: usize,
-    /// Drafts per row that the worker proposed in it.
-    pub proposed: usize,
-    /// Tokens that came out.
-    pub tokens: usize,
-    /// From the end of the step before it to its own.
-    pub seconds: f64,
-    /// All drafts were the guard's choice.
-    pub governed: bool,
-}
 
 /// The policy and what it knows.
 #[derive(Clone, Debug)]
@@ -137,6 +79,12 @@ pub struct Guard {
     probes: u32,
     surprises: i32,
     looking: bool,
+    /// The next step is to have none of the guard's drafts, so that it need not wait for the one before it.
+    passing: bool,
+    /// Steps without drafts are planned ahead.
+    plans_ahead: bool,
+    /// Seconds that a step takes longer that is not.
+    waiting: f64,
     /// What is left of a trial.
     trial: u32,
     changes: Vec<ModeChange>,
@@ -191,6 +139,9 @@ impl Default for Guard {
             probes: 0,
             surprises: 0,
             looking: false,
+            passing: false,
+            plans_ahead: false,
+            waiting: 0.0,
             trial: 0,
             changes: Vec::new(),
         }
@@ -209,16 +160,22 @@ impl Guard {
         lengths.clear();
         lengths.resize(offers.len(), 0);
         self.looking = false;
+        self.passing = false;
         let expected = outlook.unwrap_or(offers);
         if expected.iter().all(|offer| offer.survival.is_empty()) {
+            if self.plans_ahead && outlook.is_none() && rows > 0 && !self.suspended {
+                let plain = self.cost.curve(rows).map_or(0.0, |curve| curve.at(0));
+                self.expect(-self.waiting / (plain + self.waiting).max(f64::MIN_POSITIVE), rows);
+            }
             return Reason::NoMatch.into();
         }
-        let curve = self.cost.curve(rows).filter(|_| self.cost.weight(rows, 0, 0) >= 2.0);
+        let curve = self.cost.curve(rows).filter(|_| self.cost.knows(rows, 0, 0));
         let Some(curve) = curve else { return Reason::WarmUp.into() };
         if self.suspended {
             return Reason::MeasuredLoss.into();
         }
-        if self.must_probe(rows) {
+        if self.must_probe(rows, outlook.is_some()) {
+            self.passing = true;
             return Reason::ProbeOff.into();
         }
         let times = Times {
@@ -248,6 +205,7 @@ impl Guard {
             return Decision { reason: Reason::Gain, propose, forget: false };
         }
         lengths.fill(0);
+        self.passing = true;
         Reason::BelowBreakEven.into()
     }
 
@@ -270,14 +228,14 @@ impl Guard {
         }
     }
 
-    /// Whether this step is run without drafts to keep the estimate of plain steps fresh.
-    fn must_probe(&mut self, rows: usize) -> bool {
+    /// Whether this step is run without drafts to keep the estimate of plain steps fresh. Where drafts come from the worker,
+    /// the step after it has none either, and says what proposing takes.
+    fn must_probe(&mut self, rows: usize, in_worker: bool) -> bool {
         let age = self.cost.age(rows, 0, 0).unwrap_or(u64::MAX);
-        if self.probes == 0
-            && (age > PROBE_EVERY || (self.surprises.abs() >= SURPRISES && age > SURPRISE_AFTER))
-        {
+        let every = if self.plans_ahead { PROBE_AHEAD_EVERY } else { PROBE_EVERY };
+        if self.probes == 0 && (age > every || (self.surprises.abs() >= SURPRISES && age > SURPRISE_AFTER)) {
             self.surprises = 0;
-            self.probes = 2;
+            self.probes = if in_worker || self.plans_ahead { 1 } else { 2 };
         }
         let probe = self.probes > 0;
         self.probes = self.probes.saturating_sub(1);
@@ -293,6 +251,7 @@ impl Guard {
         let measured = if offers.iter().all(|offer| offer.survival.is_empty()) { expected } else { offers };
         let mut known = plain;
         let mut before = 0;
+        let mut best: Option<(usize, f64)> = None;
         for length in LOOKS {
             let cut = |offer: &Offer| offer.survival.len().min(length);
             let drafts: usize = expected.iter().map(cut).sum();
@@ -302,7 +261,7 @@ impl Guard {
             before = drafts;
             let proposed = outlook.map_or(0, |outlook| length.min(longest(outlook)));
             let total = fixed.drafts + measured.iter().map(cut).sum::<usize>();
-            let looked_at = self.cost.weight(rows, total, proposed) >= 2.0;
+            let looked_at = self.cost.knows(rows, total, proposed);
             let fresh = self.cost.age(rows, total, proposed).is_some_and(|age| age < STALE);
             let tokens =
                 times.base + expected.iter().flat_map(|offer| &offer.survival[..cut(offer)]).sum::<f64>();
@@ -312,13 +271,20 @@ impl Guard {
             let loss = cost / plain - tokens / times.base;
             let payable = if looked_at { loss.max(CAP / 2.0) } else { loss.max(0.0) };
             if (!looked_at || (!fresh && loss > 0.0)) && may_gain && payable < self.account {
-                return Some(length);
+                if !self.cost.law().is_fitted() {
+                    return Some(length);
+                }
+                // With some idea of what they take, the one that promises most.
+                let rate = tokens / cost;
+                if best.is_none_or(|(_, other)| rate > other) {
+                    best = Some((length, rate));
+                }
             }
             if looked_at && fresh {
                 known = cost;
             }
         }
-        None
+        best.map(|(length, _)| length)
     }
 
     /// The length of a trial, if little is known about the chances of drafts, better ones than those would pay off, and the
@@ -353,22 +319,40 @@ impl Guard {
         is_worth_it.then_some(length)
     }
 
-    /// Takes a step's time over. Returns the estimate of the same step without drafts, in seconds, if there is one.
-    pub fn measure(&mut self, step: &MeasuredStep) -> Option<f64> {
-        let MeasuredStep { rows, drafts, proposed, tokens, seconds, governed } = *step;
+    /// Takes a step's time over. Returns what decoding took of it and would have taken without drafts, if that can be told.
+    pub fn measure(&mut self, step: &MeasuredStep) -> Option<Decoding> {
+        let MeasuredStep { rows, drafts, proposed, prefill, tokens, seconds, governed, ahead } = *step;
+        if ahead && !std::mem::replace(&mut self.plans_ahead, true) {
+            self.cost.forget_plain();
+        }
+        let waits = self.plans_ahead && !ahead && drafts == 0 && proposed == 0 && prefill == 0;
         let curve = self.cost.curve(rows);
         let drafting = self.cost.drafting(rows).at(proposed);
-        self.cost.measure(rows, drafts, proposed, seconds);
+        let besides = if waits && self.cost.knows(rows, 0, 0) {
+            Some(0.0)
+        } else {
+            let seconds = if waits { (seconds - self.waiting).max(seconds / 2.0) } else { seconds };
+            self.cost.measure_beside(prefill, rows, drafts, proposed, seconds)
+        };
         self.account = (self.account + EARNED).min(CAP);
         if self.suspended && self.account >= RESUME {
             self.suspended = false;
         }
-        let curve = curve?;
+        let (curve, seconds) = (curve?, seconds - besides?);
         let plain = curve.at(0);
-        if drafts > 0 || proposed > 0 {
-            self.note_surprise(seconds / (curve.at(drafts) + drafting) - 1.0, rows);
+        if waits {
+            self.waiting = (self.waiting + FRESH * (seconds - plain - self.waiting)).clamp(0.0, plain);
+        }
+        if drafts > 0 || proposed > 0 || (waits && self.on) {
+            let expected = if waits { plain + self.waiting } else { curve.at(drafts) + drafting };
+            if !waits {
+                self.note_surprise(seconds / expected - 1.0, rows);
+            }
             if governed && plain > 0.0 {
-                let gained = tokens as f64 / rows as f64 - seconds / plain;
+                // A hiccup is nobody's loss, if it stays alone.
+                let is_alone = self.surprises <= 1;
+                let lost = if is_alone { seconds.min(HICCUP * expected) } else { seconds } / plain;
+                let gained = (tokens as f64 / rows as f64 - lost).max(-MOST_LOST);
                 self.account = (self.account + gained).min(CAP);
                 if self.account < 0.0 {
                     self.suspended = true;
@@ -378,7 +362,7 @@ impl Guard {
                 }
             }
         }
-        Some(plain)
+        Some(Decoding { seconds, plain })
     }
 
     fn note_surprise(&mut self, off: f64, rows: usize) {
@@ -410,7 +394,7 @@ impl Guard {
 
     /// Whether the next step may carry drafts of the guard's choice.
     pub const fn is_engaged(&self) -> bool {
-        self.on || self.looking
+        (self.on || self.looking) && !self.passing
     }
 
     /// Why drafts are on or off.

@@ -3,7 +3,7 @@
 //! * [`Speculator`]: follows requests, proposes, labels, keeps each request's account.
 //! * [`guard`]: decides about drafts of requests that leave it to the server, by measured time.
 //! * [`cost`]: the time of a step over rows and drafts, fitted online; [`law`]: what it is made of.
-//! * [`acceptance`]: the chance of each draft, from match lengths and outcomes.
+//! * [`acceptance`]: the chance of each draft, from match lengths, from what drafters say and from outcomes.
 //! * [`choose`]: the lengths that give the most tokens per second.
 //!
 //! Pure: no threads, and time comes in with each step. Nothing in here can change a text: drafts are verified.
@@ -11,11 +11,14 @@
 pub mod acceptance;
 pub mod choose;
 pub mod cost;
+mod curve;
+mod decision;
 mod followed;
 pub mod guard;
 pub mod law;
 mod speculator;
 mod status;
+mod trust;
 
 pub use cost::Costs;
 pub use guard::{Guard, ModeChange};

@@ -5,11 +5,11 @@ use std::time::Duration;
 use frizzen_core::{RequestId, Speculation, SpeculationReason as Reason, SpeculationUsage, TokenId};
 use rustc_hash::FxHashMap;
 
-use super::acceptance::{Acceptance, Judged};
-use super::choose::Offer;
+use super::acceptance::{Acceptance, Judged, Warmth};
+use super::choose::{Offer, longest};
 use super::cost::Costs;
 use super::followed::Followed;
-use super::guard::{Fixed, Guard, MeasuredStep, ModeChange, Situation};
+use super::guard::{Decoding, Fixed, Guard, MeasuredStep, ModeChange, Situation};
 use super::law::Experts;
 use super::{SpeculationConfig, SpeculationStatus, SpeculationTotals};
 use crate::commit::RowEvent;
@@ -58,10 +58,20 @@ impl Speculator {
         {
             return Err(format!("speculation must be from 1 to {max_drafts} drafts, got {k}"));
         }
-        Ok(Self {
+        Ok(Self::with_drafter(config, config.drafter.build()?, max_drafts, experts))
+    }
+
+    /// The same with a drafter that the caller made, of the kind that `config` names.
+    pub fn with_drafter(
+        config: SpeculationConfig,
+        drafter: Box<dyn Drafter>,
+        max_drafts: u32,
+        experts: Option<Experts>,
+    ) -> Self {
+        Self {
             config,
             max_drafts,
-            drafter: config.drafter.build()?,
+            drafter,
             followed: FxHashMap::default(),
             acceptance: Acceptance::default(),
             guard: Guard::new(experts),
@@ -80,7 +90,7 @@ impl Speculator {
             outlook: Vec::new(),
             lengths: Vec::new(),
             drafts: Vec::new(),
-        })
+        }
     }
 
     /// Begins to follow the requests that a step admits. May be called while the step runs.
@@ -94,22 +104,31 @@ impl Speculator {
                 let shared = admission.request.cache_salt.is_none();
                 self.drafter.start(row.request, &admission.request.prompt, shared);
                 let reason = if self.failure.is_some() { Reason::DrafterFailed } else { Reason::WarmUp };
-                let reports = params.speculation.is_some();
-                let followed = Followed::new(asked, reports, self.max_drafts, reason);
+                let mut followed = Followed::new(asked, Warmth::of(params), self.max_drafts, reason);
+                followed.reports = params.speculation.is_some();
                 self.followed.insert(row.request, followed);
             }
         }
     }
 
-    /// Takes over what a step brought and how long it took; `events` are those of its commit.
-    pub fn learn(&mut self, plan: &StepPlan, output: &StepOutput, events: &[RowEvent], elapsed: Duration) {
+    /// Takes over what a step brought and how long it took; `events` are those of its commit, `ahead` says that it was
+    /// planned while the step before it ran.
+    pub fn learn(
+        &mut self,
+        plan: &StepPlan,
+        output: &StepOutput,
+        events: &[RowEvent],
+        elapsed: Duration,
+        ahead: bool,
+    ) {
+        let decoding = self.measure(plan, output, elapsed.as_secs_f64(), ahead);
         if self.followed.is_empty() {
             return;
         }
         let speculates = plan.num_drafts() > 0 || plan.propose > 0;
-        let plain = self.measure(plan, output, elapsed.as_secs_f64());
         let saved = |tokens: f64| {
-            plain.filter(|_| speculates).map_or(0.0, |plain| tokens * plain - elapsed.as_secs_f64())
+            let decoding = decoding.filter(|_| speculates);
+            decoding.map_or(0.0, |decoding| tokens * decoding.plain - decoding.seconds)
         };
         for (row, sampled) in plan.rows.iter().zip(&output.num_sampled) {
             let Some(followed) = self.followed.get_mut(&row.request).filter(|_| *sampled > 0) else {
@@ -132,8 +151,8 @@ impl Speculator {
                 *count += 1;
             }
         }
-        let tokens = f64::from(output.num_sampled.iter().sum::<u32>());
-        self.totals.saved += saved(tokens / plan.rows.len().max(1) as f64);
+        let (rows, tokens) = decoded(plan, output);
+        self.totals.saved += saved(tokens as f64 / rows.max(1) as f64);
         let mut labels = 0;
         for event in events {
             if let Some(followed) = self.followed.get_mut(&event.request) {
@@ -146,25 +165,33 @@ impl Speculator {
         self.unlabelled = if labels > 0 { 0 } else { self.unlabelled.saturating_add(1) };
     }
 
-    /// Gives a step's time to the guard, if the step is of a kind that is compared: no prefill, no failed row.
-    fn measure(&mut self, plan: &StepPlan, output: &StepOutput, seconds: f64) -> Option<f64> {
-        let decode = plan.rows.iter().all(|row| row.samples && row.num_tokens == row.num_drafts + 1);
-        if !decode || plan.rows.is_empty() || !output.failed.is_empty() {
+    /// Gives a step's time to the guard, if something decoded in it, no row failed, and it was like other steps.
+    fn measure(
+        &mut self,
+        plan: &StepPlan,
+        output: &StepOutput,
+        seconds: f64,
+        ahead: bool,
+    ) -> Option<Decoding> {
+        let (rows, tokens) = decoded(plan, output);
+        if rows == 0 || !output.failed.is_empty() || output.irregular {
             return None;
         }
         let is_fixed = |request| {
             let followed = self.followed.get(&request);
             followed.is_some_and(|followed| matches!(followed.asked, Speculation::MaxTokens(_)))
         };
-        let mut rows = plan.rows.iter();
-        let governed = !rows.any(|row| (row.num_drafts > 0 || plan.propose > 0) && is_fixed(row.request));
+        let mut all = plan.rows.iter();
+        let governed = !all.any(|row| (row.num_drafts > 0 || plan.propose > 0) && is_fixed(row.request));
         self.guard.measure(&MeasuredStep {
-            rows: plan.rows.len(),
+            rows,
             drafts: plan.num_drafts(),
             proposed: plan.propose as usize,
-            tokens: output.num_sampled.iter().sum::<u32>() as usize,
+            prefill: plan.prefill_tokens(),
+            tokens,
             seconds,
             governed,
+            ahead,
         })
     }
 
@@ -235,7 +262,9 @@ impl Speculator {
             self.followed.values_mut().for_each(|followed| followed.own.forget());
         }
         self.wanted = fixed.proposed.max(decision.propose) as u32;
-        if decision.reason == Reason::Gain {
+        // As many as there was room for says nothing of rows with more room.
+        let room = longest(&self.outlook[..outlook]);
+        if decision.reason == Reason::Gain && (decision.propose < room || room as u32 == self.max_drafts) {
             self.usual = decision.propose as u32;
         }
         decision.reason
@@ -251,7 +280,7 @@ impl Speculator {
             fixed.proposed = fixed.proposed.max(most);
             return false;
         }
-        let judged = Judged { evidence: Evidence::Model, confidences: &[] };
+        let judged = Judged { evidence: Evidence::Model, confidences: &[], warmth: followed.warmth };
         self.acceptance.survival(&followed.own, judged, most, survival_at(&mut self.outlook, at));
         true
     }
@@ -261,17 +290,21 @@ impl Speculator {
         if !self.config.is_worker() || self.failure.is_some() {
             return 0;
         }
-        // Whoever is admitted was not there when the others were asked.
-        let admitted = plan.admissions.iter().map(|admission| {
-            let params = &admission.request.params;
-            match params.speculation.unwrap_or(self.config.default) {
+        // Whoever samples for the first time was not there when the others were asked.
+        let newcomers = plan.rows.iter().filter(|row| row.prefills && row.samples).map(|row| {
+            let admission = plan.admissions.iter().find(|admission| admission.row == row.row);
+            let asked = match admission {
+                Some(admission) => admission.request.params.speculation.unwrap_or(self.config.default),
+                None => self.followed.get(&row.request).map_or(Speculation::Off, |followed| followed.asked),
+            };
+            match asked {
                 Speculation::MaxTokens(k) => k.min(self.max_drafts),
                 Speculation::Auto if self.guard.is_on() => self.usual,
                 Speculation::Auto | Speculation::Off => 0,
             }
         });
         let samples = plan.rows.iter().any(|row| row.samples);
-        if samples { admitted.fold(self.wanted, u32::max) } else { 0 }
+        if samples { newcomers.fold(self.wanted, u32::max) } else { 0 }
     }
 
     /// Whether some row may get drafts.
@@ -373,7 +406,7 @@ impl Speculator {
             rows: self.rows,
             step_seconds: curve.map_or_else(Vec::new, seconds),
             first_draft_chance: [1, 2, 4, 8, 16]
-                .map(|n| (n, self.acceptance.chance(Evidence::Match(n), 0)))
+                .map(|n| (n, self.acceptance.chance(Evidence::Match(n), Warmth::Greedy, 0)))
                 .to_vec(),
             totals: self.totals.clone(),
             max_drafts: self.max_drafts,
@@ -381,6 +414,12 @@ impl Speculator {
             failure: self.failure.clone(),
         }
     }
+}
+
+/// Rows of a step that decoded, and the tokens that came out of them.
+fn decoded(plan: &StepPlan, output: &StepOutput) -> (usize, usize) {
+    let rows = plan.rows.iter().zip(&output.num_sampled).filter(|(row, _)| !row.prefills);
+    rows.fold((0, 0), |(rows, tokens), (_, sampled)| (rows + 1, tokens + *sampled as usize))
 }
 
 /// The survivals of an offer among reused ones.

@@ -11,7 +11,7 @@ use frizzen_text::parse::{Delta, Message};
 use crate::error::ApiError;
 use crate::output::delta::{ChoiceDelta, Finish};
 use crate::output::logprobs;
-use crate::output::message::{Reader, Shape};
+use crate::output::message::{Parts, Reader, Shape};
 use crate::output::pieces::Pieces;
 use crate::output::usage::Usage;
 use crate::output::writer::{Envelope, Writer, write_ids};
@@ -83,14 +83,12 @@ impl Chat {
 impl Writer for Chat {
     fn events(&mut self, delta: &ChoiceDelta, usage: &Usage, out: &mut Vec<u8>) {
         self.begin(delta.index, usage, out);
-        let mut parts = self.choices[delta.index].reader.read(delta);
-        let reader = &self.choices[delta.index].reader;
-        parts.retain(|part| !matches!(part, Delta::CallEnd { .. }));
         let shows_tokens =
             !delta.tokens.is_empty() && (self.logprobs.is_some() || self.envelope.shown().token_ids);
-        if parts.is_empty() && shows_tokens && delta.finish.is_none() {
-            parts.push(Delta::Content(String::new()));
-        }
+        // Tokens without text are shown beside none.
+        let bare = shows_tokens && delta.finish.is_none();
+        let parts = self.choices[delta.index].reader.parts(delta);
+        let reader = &self.choices[delta.index].reader;
         // The tokens of a delta are shown once, with whatever comes first.
         let mut tokens = true;
         let mut members = |out: &mut Vec<u8>, finish: Option<&Finish>| {
@@ -101,13 +99,24 @@ impl Writer for Chat {
             }
             Finish::write(finish, out);
         };
-        for part in &parts {
+        let mut event = |out: &mut Vec<u8>, write: &dyn Fn(&mut Vec<u8>)| {
             self.envelope.event(delta.index, usage, None, out, |out| {
                 out.extend_from_slice(b",\"delta\":{");
-                reader.write_delta(part, out);
+                write(out);
                 out.push(b'}');
                 members(out, None);
             });
+        };
+        match &parts {
+            Parts::Content if delta.text.is_empty() && !bare => {}
+            Parts::Content => event(out, &|out| Reader::write_content(&delta.text, out)),
+            Parts::Read(parts) => {
+                let shown = || parts.iter().filter(|part| !matches!(part, Delta::CallEnd { .. }));
+                shown().for_each(|part| event(out, &|out| reader.write_delta(part, out)));
+                if bare && shown().next().is_none() {
+                    event(out, &|out| Reader::write_content("", out));
+                }
+            }
         }
         if let Some(finish) = &delta.finish {
             let finish = Finish { reason: reader.finish_reason(finish.reason), ..finish.clone() };

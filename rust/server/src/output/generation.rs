@@ -4,7 +4,6 @@
 //! once; the first failure ends the whole request; dropping a generation aborts every sample that has not ended.
 
 use std::collections::VecDeque;
-use std::pin::pin;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -17,6 +16,8 @@ use crate::error::ApiError;
 use crate::output::delta::{ChoiceDelta, Echo, Finish, StopDetail};
 use crate::output::usage::Usage;
 use crate::output::waterfall::Waterfall;
+use crate::traces::RequestTrace;
+use crate::traces::record::Choice;
 
 /// One running sample.
 #[derive(Debug)]
@@ -33,6 +34,8 @@ pub struct Sample {
     pub held: Held,
     /// Where its time went.
     pub waterfall: Waterfall,
+    /// Why it ended, once it has.
+    pub finish: Option<&'static str>,
 }
 
 /// Tokens that are not shown yet, oldest first.
@@ -43,8 +46,21 @@ pub struct Held {
 }
 
 impl Held {
-    /// Moves the oldest `count` tokens into `choice`.
-    fn release(&mut self, count: usize, choice: &mut ChoiceDelta) {
+    /// Takes what came, and moves the oldest `count` tokens into `choice`.
+    fn pass(
+        &mut self,
+        tokens: Vec<TokenId>,
+        logprobs: Vec<TokenLogprobs>,
+        count: usize,
+        choice: &mut ChoiceDelta,
+    ) {
+        if self.tokens.is_empty() && count == tokens.len() {
+            // Nothing is held back, before or after: the usual case.
+            (choice.tokens, choice.logprobs) = (tokens, logprobs);
+            return;
+        }
+        self.tokens.extend(tokens);
+        self.logprobs.extend(logprobs);
         choice.tokens.extend(self.tokens.drain(..count.min(self.tokens.len())));
         choice.logprobs.extend(self.logprobs.drain(..count.min(self.logprobs.len())));
     }
@@ -84,6 +100,8 @@ pub struct Watch {
     pub metrics: FrontEndMetrics,
     /// The client asked.
     pub shown: bool,
+    /// A collector of traces.
+    pub trace: Option<RequestTrace>,
 }
 
 impl Generation {
@@ -147,8 +165,7 @@ impl Generation {
                 ended += 1;
                 continue;
             };
-            // `next` holds no state between polls beside the waker, so a fresh future per poll is the same future.
-            let Poll::Ready(delta) = pin!(stream.next()).poll(context) else { continue };
+            let Poll::Ready(delta) = stream.poll_next(context) else { continue };
             // A stream that ends without a last delta was ended by the engine's own end.
             let delta = delta
                 .unwrap_or_else(|| OutputDelta { finish: Some(FinishReason::Abort), ..Default::default() });
@@ -163,7 +180,11 @@ impl Generation {
         }
         let sample = &mut self.samples[index];
         if let Some(FinishReason::Error(error)) = delta.finish {
-            return Err(error.into());
+            let error = ApiError::from(error);
+            if let Some(trace) = &self.watch.trace {
+                trace.note(|record| record.failed(&error));
+            }
+            return Err(error);
         }
         if let Some(prefill) = delta.prefill {
             let cached = &mut self.cached[sample.prompt];
@@ -186,6 +207,12 @@ impl Drop for Generation {
         if self.samples.iter().any(|sample| sample.waterfall.tokens > 0) {
             let detokenize = self.samples.iter().map(|sample| sample.waterfall.detokenize).sum();
             self.watch.metrics.request(detokenize, self.backpressure);
+        }
+        if let Some(trace) = self.watch.trace.take() {
+            let finishes = self.samples.iter().map(|sample| sample.finish.unwrap_or("abort"));
+            let choices = self.timings().into_iter().zip(finishes);
+            let choices = choices.map(|(waterfall, finish)| Choice { waterfall, finish }).collect();
+            trace.note(|record| record.choices = choices);
         }
     }
 }
@@ -211,9 +238,7 @@ impl Sample {
             shown.append(self.text.finish());
         }
         self.waterfall.detokenize += begun.elapsed();
-        self.held.tokens.extend(tokens);
-        self.held.logprobs.extend(logprobs);
-        self.held.release(shown.tokens_released, &mut choice);
+        self.held.pass(tokens, logprobs, shown.tokens_released, &mut choice);
         choice.text = shown.text;
         if let Some(stop) = shown.stop {
             choice.silent_end = false;
@@ -224,6 +249,9 @@ impl Sample {
         } else if let Some(reason) = finish {
             choice.finish = Some(finish_of(&reason));
             self.stream = None;
+        }
+        if let Some(finish) = &choice.finish {
+            self.finish = Some(finish.reason);
         }
         choice
     }

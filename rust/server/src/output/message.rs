@@ -17,6 +17,14 @@ pub struct Shape {
     pub parallel: bool,
 }
 
+/// What a delta brings.
+pub(crate) enum Parts {
+    /// Its text, which is content.
+    Content,
+    /// What the parser made of it.
+    Read(Vec<Delta>),
+}
+
 /// Reads the text of one choice.
 ///
 /// Invariant: the finish reason is `tool_calls` exactly if the model stopped by itself, there are calls, and all of them
@@ -48,10 +56,16 @@ impl Reader {
 
     /// What the next delta of the choice brings.
     pub fn read(&mut self, delta: &ChoiceDelta) -> Vec<Delta> {
-        let Some(parser) = &mut self.parser else {
-            let text = Some(delta.text.clone()).filter(|text| !text.is_empty());
-            return text.map(Delta::Content).into_iter().collect();
-        };
+        match self.parts(delta) {
+            Parts::Content if delta.text.is_empty() => Vec::new(),
+            Parts::Content => vec![Delta::Content(delta.text.clone())],
+            Parts::Read(parts) => parts,
+        }
+    }
+
+    /// The same, without a copy of a text that is content as it is.
+    pub(crate) fn parts(&mut self, delta: &ChoiceDelta) -> Parts {
+        let Some(parser) = &mut self.parser else { return Parts::Content };
         let mut parts = parser.push(&delta.text);
         if delta.finish.is_some() {
             parts.extend(parser.finish());
@@ -74,7 +88,7 @@ impl Reader {
                 _ => {}
             }
         }
-        parts
+        Parts::Read(parts)
     }
 
     /// The reason to show for the engine's.
@@ -83,13 +97,16 @@ impl Reader {
         if reason == "stop" && called { "tool_calls" } else { reason }
     }
 
+    /// Appends the member of a streamed `delta` object that shows this content.
+    pub(crate) fn write_content(text: &str, out: &mut Vec<u8>) {
+        out.extend_from_slice(b"\"content\":");
+        json::string(out, text);
+    }
+
     /// Appends the member of a streamed `delta` object that shows `part`; nothing for the end of a call.
     pub fn write_delta(&self, part: &Delta, out: &mut Vec<u8>) {
         match part {
-            Delta::Content(text) => {
-                out.extend_from_slice(b"\"content\":");
-                json::string(out, text);
-            }
+            Delta::Content(text) => Self::write_content(text, out),
             Delta::Reasoning(text) => self.shape.write_reasoning(text, out),
             Delta::CallStart { index, id, name } => {
                 out.extend_from_slice(b"\"tool_calls\":[{\"index\":");

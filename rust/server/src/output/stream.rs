@@ -7,7 +7,7 @@
 use std::convert::Infallible;
 use std::future::poll_fn;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -19,14 +19,14 @@ use crate::output::generation::Generation;
 use crate::output::writer::Writer;
 
 const COMMENT: &[u8] = b": ping\n\n";
-/// Room for a usual event.
-const EVENT: usize = 384;
-
+/// Longer pieces are handed over with their memory; shorter ones are copied out of a buffer that stays.
+const KEPT: usize = 1024;
 /// An answer as events, a body for axum.
 pub struct EventStream {
     /// Gone once the last event was written.
     generation: Option<Generation>,
     writer: Box<dyn Writer>,
+    /// What is not handed over yet.
     out: Vec<u8>,
     /// Silence after which a comment is sent; zero is never.
     patience: Duration,
@@ -34,6 +34,8 @@ pub struct EventStream {
     /// Something was handed over at `last`, and the connection has not asked for more yet.
     handed: bool,
     timer: Pin<Box<Sleep>>,
+    /// Whom the timer wakes.
+    waits: Option<Waker>,
 }
 
 impl std::fmt::Debug for EventStream {
@@ -53,6 +55,7 @@ impl EventStream {
             last: Instant::now(),
             handed: false,
             timer: Box::pin(sleep(patience)),
+            waits: None,
         }
     }
 
@@ -80,9 +83,6 @@ impl EventStream {
         while let Some(generation) = &mut self.generation {
             match generation.poll_next(context) {
                 Poll::Ready(Some(Ok(delta))) => {
-                    if self.out.capacity() == 0 {
-                        self.out.reserve(EVENT);
-                    }
                     self.writer.events(&delta, &generation.usage(), &mut self.out);
                 }
                 Poll::Ready(Some(Err(error))) => {
@@ -103,9 +103,11 @@ impl EventStream {
     /// True if nothing was sent for too long. The timer is set once per silence and not per event: it fires early,
     /// looks at the clock, and is set again.
     fn poll_silence(&mut self, context: &mut Context<'_>) -> bool {
-        if self.patience.is_zero() {
+        let set = self.waits.as_ref().is_some_and(|waker| waker.will_wake(context.waker()));
+        if self.patience.is_zero() || (set && !self.timer.is_elapsed()) {
             return false;
         }
+        self.waits = Some(context.waker().clone());
         while self.timer.as_mut().poll(context).is_ready() {
             let due = self.last + self.patience;
             let now = Instant::now();
@@ -141,6 +143,11 @@ impl Stream for EventStream {
         }
         this.last = Instant::now();
         this.handed = true;
-        Poll::Ready(Some(Ok(std::mem::take(&mut this.out).into())))
+        if this.out.len() > KEPT {
+            return Poll::Ready(Some(Ok(std::mem::take(&mut this.out).into())));
+        }
+        let bytes = Bytes::copy_from_slice(&this.out);
+        this.out.clear();
+        Poll::Ready(Some(Ok(bytes)))
     }
 }

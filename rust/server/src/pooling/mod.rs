@@ -40,7 +40,7 @@ async fn prepared<T: Send + 'static>(
     read: impl FnOnce(&AppState, Fields, &Limits) -> Result<(Job, T), ApiError> + Send + 'static,
 ) -> Result<(Prepared, String, T), ApiError> {
     state.model()?;
-    state.check_samples(1)?;
+    state.check_samples("input", 1)?;
     let name = request.extensions().get::<RequestName>().map(|name| Arc::clone(&name.0));
     let name = name.unwrap_or_else(|| state.ids.next().into());
     let body = body::read(request, state.http.body_limit).await?;
@@ -53,7 +53,7 @@ async fn prepared<T: Send + 'static>(
         let (job, rest) = read(&shared, fields, &limits)?;
         shared.note(&unused);
         let served = shared.check_model(job.common.model.as_deref())?.to_owned();
-        shared.check_samples(job.pieces.len())?;
+        shared.check_samples(job.field, job.pieces.len())?;
         Ok((prepare(&shared, job, &name)?, served, rest))
     };
     if small { work() } else { off_thread(work).await }

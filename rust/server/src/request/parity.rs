@@ -55,6 +55,35 @@ impl Dialect {
     ];
 }
 
+impl Dialect {
+    /// What the model does, in the words of OpenTelemetry's conventions.
+    pub const fn operation(self) -> &'static str {
+        match self {
+            Self::Chat | Self::Responses | Self::Messages => "chat",
+            Self::Completions | Self::Tokens | Self::Generate => "text_completion",
+            Self::Embeddings | Self::Pooling | Self::Classify | Self::Score | Self::Rerank | Self::Cohere => {
+                "embeddings"
+            }
+        }
+    }
+
+    /// What stands before a request's name in the id of its answer.
+    pub const fn id_prefix(self) -> &'static str {
+        match self {
+            Self::Chat => "chatcmpl-",
+            Self::Completions => "cmpl-",
+            Self::Responses => "resp_",
+            Self::Messages => "msg_",
+            Self::Embeddings | Self::Cohere => "embd-",
+            Self::Pooling => "pool-",
+            Self::Classify => "classify-",
+            Self::Score => "score-",
+            Self::Rerank => "rerank-",
+            Self::Tokens | Self::Generate => "",
+        }
+    }
+}
+
 /// What happens to a field.
 #[derive(Clone, Copy, Debug)]
 pub enum Support {

@@ -134,6 +134,26 @@ fn pooled(name: &str) -> Option<Value> {
     })
 }
 
+/// The values of a refused field that ask for nothing.
+pub fn off(off: Off) -> Value {
+    let alone = match off {
+        Off::Null => return json!({"type": "null"}),
+        Off::False => json!({"const": false}),
+        Off::True => json!({"const": true}),
+        Off::Empty => {
+            json!({"type": ["array", "object", "string"], "maxItems": 0, "maxProperties": 0, "maxLength": 0})
+        }
+        Off::Zero => json!({"const": 0}),
+        Off::One => json!({"const": 1}),
+        Off::Text(text) => json!({"const": text}),
+        Off::Type(text) => {
+            json!({"type": "object", "required": ["type"], "properties": {"type": {"const": text}}})
+        }
+        Off::Only(text) => json!({"type": "array", "minItems": 1, "maxItems": 1, "items": {"const": text}}),
+    };
+    json!({"anyOf": [alone, {"type": "null"}]})
+}
+
 fn of_dialect(dialect: Dialect, name: &str) -> Option<Value> {
     use Dialect::{
         Chat, Classify, Cohere, Embeddings, Generate, Messages, Pooling, Rerank, Responses, Score,
@@ -213,22 +233,6 @@ fn message() -> Value {
             ]},
         },
     })
-}
-
-/// What a field may hold that is refused unless it asks for nothing.
-pub fn off(off: Off) -> Value {
-    match off {
-        Off::Null => json!({"type": "null"}),
-        Off::False => json!({"enum": [null, false]}),
-        Off::True => json!({"enum": [null, true]}),
-        Off::Empty => json!({"enum": [null, [], {}, ""]}),
-        Off::Zero => json!({"enum": [null, 0]}),
-        Off::One => json!({"enum": [null, 1]}),
-        Off::Text(text) => json!({"enum": [null, text]}),
-        Off::Type(kind) => json!({"anyOf": [{"type": "null"},
-            {"type": "object", "required": ["type"], "properties": {"type": {"const": kind}}}]}),
-        Off::Only(item) => json!({"enum": [null, [item]]}),
-    }
 }
 
 /// Sets of fields of which a body must have exactly one.

@@ -147,7 +147,7 @@ impl Drop for Server {
 }
 
 /// Polls until `condition` holds.
-pub fn wait_until(what: &str, condition: impl Fn() -> bool) {
+pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     let start = Instant::now();
     while !condition() {
         assert!(start.elapsed() < PATIENCE, "never: {what}");

@@ -238,7 +238,7 @@ pub(super) fn fallback_byte(token: &str) -> Option<u8> {
 
 /// The byte-level alphabet: printable Latin-1 characters stand for themselves, the other bytes for the characters from
 /// U+0100 on, in order.
-fn byte_level_alphabet() -> HashMap<char, u8> {
+pub(super) fn byte_level_alphabet() -> HashMap<char, u8> {
     let printable = |b: u8| matches!(b, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
     let mut next = 0x100u32;
     let mut alphabet = HashMap::with_capacity(256);

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use frizzen_core::TokenId;
 use serde_json::{Map, Value};
 
+use super::byte_level::ByteLevelBpe;
 use super::{Encoder, NamedTemplate, SpecialTokens, Tokenizer};
 use crate::LoadError;
 
@@ -19,7 +20,9 @@ pub(super) fn load(dir: &Path) -> Result<Tokenizer, LoadError> {
             "it has no tokenizer.json (sentencepiece and tiktoken files are not read)",
         ));
     }
-    let tokenizer = parse(&read(&path)?, &path)?;
+    let json = read(&path)?;
+    let tokenizer = parse(&json, &path)?;
+    let byte_level = ByteLevelBpe::of_json(&tokenizer, &json);
     let config = read_object(&dir.join("tokenizer_config.json"))?;
     let map = read_object(&dir.join("special_tokens_map.json"))?;
     let generation = read_object(&dir.join("generation_config.json"))?;
@@ -46,7 +49,8 @@ pub(super) fn load(dir: &Path) -> Result<Tokenizer, LoadError> {
             special.eos.push(id);
         }
     }
-    Tokenizer::new(Encoder::Standard(Box::new(tokenizer)), special, chat_templates(dir, &config)?)
+    let encoder = Encoder::Standard(Box::new(tokenizer));
+    Ok(Tokenizer::new(encoder, special, chat_templates(dir, &config)?)?.with_byte_level(byte_level))
 }
 
 /// The tokenizer that `json`, the contents of `path`, describes.

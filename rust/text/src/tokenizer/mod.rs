@@ -8,8 +8,10 @@
 //! vocabularies it is the same for valid UTF-8; where a run of byte tokens is invalid, that crate gives one U+FFFD per
 //! byte of the whole run, and we give one per invalid sequence and keep the valid text around it.
 
+mod byte_level;
 mod bytes;
 mod directory;
+mod expressions;
 mod gguf_bpe;
 mod pair;
 mod spm;
@@ -26,6 +28,7 @@ use tokenizers::tokenizer::{
 
 use crate::decode::Decoder;
 use crate::{Gguf, LoadError};
+use byte_level::ByteLevelBpe;
 
 pub(crate) use bytes::{Lead, TokenTable};
 pub use pair::{Cut, Encoded};
@@ -43,6 +46,8 @@ enum Encoder {
 /// A tokenizer with its special tokens and the chat templates that came with it. Immutable; share it in an `Arc`.
 pub struct Tokenizer {
     encoder: Encoder,
+    /// Gives the ids that `encoder` would, sooner; where it can.
+    byte_level: Option<ByteLevelBpe>,
     table: TokenTable,
     special_tokens: SpecialTokens,
     chat_templates: Vec<NamedTemplate>,
@@ -90,7 +95,9 @@ impl Tokenizer {
         chat_templates: Vec<NamedTemplate>,
     ) -> std::result::Result<Self, LoadError> {
         let tokenizer = directory::parse(json, Path::new("tokenizer.json"))?;
-        Self::new(Encoder::Standard(Box::new(tokenizer)), special_tokens, chat_templates)
+        let byte_level = ByteLevelBpe::of_json(&tokenizer, json);
+        let encoder = Encoder::Standard(Box::new(tokenizer));
+        Ok(Self::new(encoder, special_tokens, chat_templates)?.with_byte_level(byte_level))
     }
 
     /// Builds the tokenizer that a GGUF header describes.
@@ -119,13 +126,25 @@ impl Tokenizer {
                 )));
             }
         }
-        Ok(Self { encoder, table, special_tokens, chat_templates })
+        Ok(Self { encoder, byte_level: None, table, special_tokens, chat_templates })
+    }
+
+    fn with_byte_level(mut self, byte_level: Option<ByteLevelBpe>) -> Self {
+        self.byte_level = byte_level;
+        self
     }
 
     /// Ids of `text`. Special tokens that occur in the text become their ids. With `add_special`, the model's own
     /// beginning (and end) tokens are added as its post-processor says; chat templates write them themselves, so chats
     /// are encoded without.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<TokenId>> {
+        match &self.byte_level {
+            Some(byte_level) => Ok(byte_level.encode(text, add_special)),
+            None => self.encode_by_crate(text, add_special),
+        }
+    }
+
+    fn encode_by_crate(&self, text: &str, add_special: bool) -> Result<Vec<TokenId>> {
         let encoding = match &self.encoder {
             Encoder::Standard(tokenizer) => tokenizer.encode_fast(text, add_special),
             Encoder::Spm(tokenizer) => tokenizer.encode_fast(text, add_special),

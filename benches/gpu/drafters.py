@@ -1,0 +1,64 @@
+"""Drafters beside the measured shape: one layer each, as published ones have, of dummy weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from benches.gpu.shape import MoeShape
+
+__all__ = ["DRAFTERS", "options"]
+
+DRAFTERS = ("ngram", "suffix", "eagle3", "dspark", "draft_model")
+INTERMEDIATE = 3
+"""The width of a drafter's dense network, in hidden sizes."""
+DRAFT_VOCABULARY = 32_000
+"""Of EAGLE-3, as its authors publish it."""
+MARKOV_RANK = 256
+
+
+def options(name: str, shape: MoeShape, layers: int, folder: Path, most: int) -> dict[str, Any]:
+    """Engine options of a drafter of up to ``most`` tokens; its configuration goes to ``folder``."""
+    chosen: dict[str, Any] = {"drafter": name, "num_speculative_tokens": most}
+    if name in ("ngram", "suffix"):
+        return chosen
+    layer = {
+        "hidden_size": shape.hidden,
+        "intermediate_size": INTERMEDIATE * shape.hidden,
+        "num_hidden_layers": 1,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "vocab_size": shape.vocabulary,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1e6,
+        "max_position_embeddings": 40960,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+    }
+    last = layers - 1
+    taps = sorted({min(2, last), layers // 2, max(layers - 3, 0)})
+    own: dict[str, dict[str, Any]] = {
+        "eagle3": {
+            "architectures": ["LlamaForCausalLMEagle3"],
+            "draft_vocab_size": min(DRAFT_VOCABULARY, shape.vocabulary),
+            "eagle_config": {"eagle_aux_hidden_state_layer_ids": taps},
+        },
+        "dspark": {
+            "architectures": ["Qwen3DSparkModel"],
+            "model_type": "qwen3",
+            "target_layer_ids": [max(tap - 1, 0) for tap in taps],
+            "block_size": most,
+            "markov_rank": MARKOV_RANK,
+            "markov_head_type": "vanilla",
+            "enable_confidence_head": True,
+            "confidence_head_with_markov": True,
+            "mask_token_id": shape.vocabulary - 1,
+        },
+        "draft_model": {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"},
+    }
+    path = folder / name
+    path.mkdir(parents=True)
+    (path / "config.json").write_text(json.dumps(layer | own[name]), encoding="utf-8")
+    return chosen | {"drafter_model": str(path)}

@@ -1,0 +1,289 @@
+"""Experts for many tokens on Hopper: two grouped products whose copies, sums and results overlap.
+
+Programs stay, one per multiprocessor, and take tile after tile: 128 places of one expert times two blocks of
+128 weight rows. Some warps copy the next operands while two groups of four warps multiply, 64 places each;
+a group that is done with a tile writes its results while the other still multiplies. A group whose places
+hold no pair multiplies nothing: an expert's part is padded to 64 places, as far as arithmetic goes.
+
+Of the first product, the two blocks are of gate and up; its rows are gathered from ``x``. Of the second, they
+are neighbours. Places and ``order`` are those of ``grouped``.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    async_copy,
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+__all__ = ["BLOCK", "COLUMNS", "PLACES", "down_long", "gate_up_long"]
+
+PLACES: gl.constexpr = gl.constexpr(128)
+"""Places of a tile."""
+BLOCK: gl.constexpr = gl.constexpr(128)
+"""Weight rows of a block; a tile has two."""
+COLUMNS: gl.constexpr = gl.constexpr(64)
+"""Columns of a step."""
+_GROUP: gl.constexpr = gl.constexpr(64)
+_COPIERS: gl.constexpr = gl.constexpr(128)
+"""Threads that gather."""
+_LOG2E: gl.constexpr = gl.constexpr(1.4426950408889634)
+
+
+@gluon.jit
+def _tile_of(program, blocks, tiles, BAND: gl.constexpr):
+    """See ``grouped.tile_of``."""
+    band = program // (BAND * blocks)
+    height = gl.minimum(tiles - band * BAND, BAND)
+    within = program % (BAND * blocks)
+    return band * BAND + within % height, within // height
+
+
+@gluon.jit
+def _multiply(barriers, a_tiles, b_tiles, group, turn, steps, GATHERED: gl.constexpr, STAGES: gl.constexpr):
+    """The sums of ``steps`` steps, and of both blocks; ``turn`` counts the steps of all tiles."""
+    ready, free = barriers
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK, 16])
+    left = gl.zeros([_GROUP, BLOCK], gl.float32, layout)
+    right = gl.zeros([_GROUP, BLOCK], gl.float32, layout)
+    for step in range(steps):
+        stage = turn % STAGES
+        mbarrier.wait(ready.index(stage), turn // STAGES & 1)
+        if GATHERED:
+            # The copies of single rows are no work of the engine that products read through.
+            fence_async_shared()
+        a = a_tiles.index(stage * 2 + group)
+        left = warpgroup_mma(a, b_tiles.index(stage * 2).permute((1, 0)), left, is_async=True)
+        right = warpgroup_mma(a, b_tiles.index(stage * 2 + 1).permute((1, 0)), right, is_async=True)
+        # All but this step's products are over.
+        left, right = warpgroup_mma_wait(2, deps=(left, right))
+        mbarrier.arrive(free.index((turn + STAGES - 1) % STAGES), count=1, pred=step > 0)
+        turn += 1
+    left, right = warpgroup_mma_wait(0, deps=(left, right))
+    mbarrier.arrive(free.index((turn + STAGES - 1) % STAGES), count=1)
+    return left, right, turn
+
+
+@gluon.jit
+def _pass(barriers, turn, steps, STAGES: gl.constexpr):
+    """Lets the operands of a tile go by."""
+    ready, free = barriers
+    for _ in range(steps):
+        stage = turn % STAGES
+        mbarrier.wait(ready.index(stage), turn // STAGES & 1)
+        mbarrier.arrive(free.index(stage), count=1)
+        turn += 1
+    return turn
+
+
+@gluon.jit
+def _holds_pairs(order, program, group, blocks, tiles, BAND: gl.constexpr):
+    """Whether the group's first place of a program's tile has a pair; false past the last tile."""
+    tile, _ = _tile_of(program, blocks, tiles, BAND)
+    inside = program < tiles * blocks
+    return gl.load(order + tile * PLACES + group * _GROUP, mask=inside, other=-1) >= 0
+
+
+@gluon.jit
+def _store(out, results, row, column, y):
+    """Writes ``y [64, 128]`` by the copy engine; the copy before must be over first."""
+    tma.store_wait(0)
+    results.store(y.to(out.dtype))
+    fence_async_shared()
+    tma.async_copy_shared_to_global(out, [row, column], results)
+
+
+@gluon.jit
+def _gather(
+    barriers, a_tiles, b_tiles, x, w13, order, tile_experts, tiles, x_stride, I,
+    H: gl.constexpr, TOP: gl.constexpr, BAND: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """Copies the operands of the first product: rows of ``x`` one by one, weights by the copy engine."""
+    ready, free = barriers
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    blocks = gl.cdiv(I, BLOCK)
+    place = gl.arange(0, PLACES, gl.SliceLayout(1, layout))
+    column = gl.arange(0, COLUMNS, gl.SliceLayout(0, layout))
+    turn = 0
+    for program in range(gl.program_id(0), tiles * blocks, gl.num_programs(0)):
+        tile, block = _tile_of(program, blocks, tiles, BAND)
+        gate_row = gl.load(tile_experts + tile) * 2 * I + block * BLOCK
+        pair = gl.load(order + tile * PLACES + place)
+        present = pair >= 0
+        x_at = x + (pair // TOP).to(gl.int64)[:, None] * x_stride + column[None, :]
+        for start in range(0, H, COLUMNS):
+            stage = turn % STAGES
+            mbarrier.wait(free.index(stage), (turn // STAGES & 1) ^ 1)
+            mbarrier.expect(ready.index(stage), 2 * BLOCK * COLUMNS * 2)
+            tma.async_copy_global_to_shared(
+                w13, [gate_row, start], ready.index(stage), b_tiles.index(stage * 2)
+            )
+            tma.async_copy_global_to_shared(
+                w13, [gate_row + I, start], ready.index(stage), b_tiles.index(stage * 2 + 1)
+            )
+            async_copy.async_copy_global_to_shared(a_tiles.index(stage), x_at + start, mask=present[:, None])
+            async_copy.mbarrier_arrive(ready.index(stage), increment_count=False)
+            turn += 1
+
+
+@gluon.jit
+def _activate(
+    barriers, a_tiles, b_tiles, results, order, act, group, tiles, I, clamp, alpha, beta,
+    H: gl.constexpr, CLAMP: gl.constexpr, BAND: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """One group of the first product: sums, activation, results."""
+    blocks = gl.cdiv(I, BLOCK)
+    turn = 0
+    present = _holds_pairs(order, gl.program_id(0), group, blocks, tiles, BAND)
+    for program in range(gl.program_id(0), tiles * blocks, gl.num_programs(0)):
+        tile, block = _tile_of(program, blocks, tiles, BAND)
+        following = _holds_pairs(order, program + gl.num_programs(0), group, blocks, tiles, BAND)
+        if present:
+            gate, up, turn = _multiply(barriers, a_tiles, b_tiles, group, turn, H // COLUMNS, True, STAGES)
+            if CLAMP:
+                gate = gl.minimum(gate, clamp)
+                up = gl.minimum(gl.maximum(up, -clamp), clamp)
+            y = gate / (1 + gl.exp2(gate * (-alpha * _LOG2E))) * (up + beta)
+            _store(act, results.index(group), tile * PLACES + group * _GROUP, block * BLOCK, y)
+        else:
+            turn = _pass(barriers, turn, H // COLUMNS, STAGES)
+        present = following
+    tma.store_wait(0)
+
+
+@gluon.jit
+def gate_up_long(
+    x, w13, order, tile_experts, used, act, x_stride, I, clamp, alpha, beta,
+    H: gl.constexpr, TOP: gl.constexpr, CLAMP: gl.constexpr, BAND: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """``act [places, I]``: the first product and the activation.
+
+    ``act`` is a descriptor, ``w13`` one of ``[E * 2 * I, H]``.
+    """
+    dtype: gl.constexpr = w13.dtype
+    layout: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
+    a_tiles = gl.allocate_shared_memory(dtype, [STAGES, PLACES, COLUMNS], layout)
+    b_tiles = gl.allocate_shared_memory(dtype, [STAGES * 2, BLOCK, COLUMNS], layout)
+    a_halves = a_tiles._reinterpret(dtype, [STAGES * 2, _GROUP, COLUMNS], layout)
+    results = gl.allocate_shared_memory(dtype, [2, _GROUP, BLOCK], layout)
+    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(ready.index(stage), count=1 + _COPIERS)
+        mbarrier.init(free.index(stage), count=2)
+    tiles = gl.load(used)
+    barriers = (ready, free)
+    gl.warp_specialize(
+        [
+            (
+                _activate,
+                (
+                    barriers, a_halves, b_tiles, results, order, act, 0, tiles, I, clamp, alpha, beta, H,
+                    CLAMP, BAND, STAGES,
+                ),
+            ),
+            (
+                _activate,
+                (
+                    barriers, a_halves, b_tiles, results, order, act, 1, tiles, I, clamp, alpha, beta, H,
+                    CLAMP, BAND, STAGES,
+                ),
+            ),
+            (
+                _gather,
+                (
+                    barriers, a_tiles, b_tiles, x, w13, order, tile_experts, tiles, x_stride, I, H, TOP, BAND,
+                    STAGES,
+                ),
+            ),
+        ],
+        [4, 4],
+        [208, 88],
+    )  # fmt: skip
+
+
+@gluon.jit
+def _copy(
+    barriers, a_tiles, b_tiles, act, w2, tile_experts, tiles, H,
+    I: gl.constexpr, BAND: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """Copies the operands of the second product."""
+    ready, free = barriers
+    blocks = gl.cdiv(H, 2 * BLOCK)
+    turn = 0
+    for program in range(gl.program_id(0), tiles * blocks, gl.num_programs(0)):
+        tile, block = _tile_of(program, blocks, tiles, BAND)
+        row = gl.load(tile_experts + tile) * H + block * 2 * BLOCK
+        for start in range(0, I, COLUMNS):
+            stage = turn % STAGES
+            bar = ready.index(stage)
+            mbarrier.wait(free.index(stage), (turn // STAGES & 1) ^ 1)
+            mbarrier.expect(bar, (2 * BLOCK + PLACES) * COLUMNS * 2)
+            tma.async_copy_global_to_shared(act, [tile * PLACES, start], bar, a_tiles.index(stage))
+            tma.async_copy_global_to_shared(w2, [row, start], bar, b_tiles.index(stage * 2))
+            tma.async_copy_global_to_shared(w2, [row + BLOCK, start], bar, b_tiles.index(stage * 2 + 1))
+            turn += 1
+
+
+@gluon.jit
+def _sum(
+    barriers, a_tiles, b_tiles, results, order, out, group, tiles, H,
+    I: gl.constexpr, BAND: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """One group of the second product: sums and results."""
+    blocks = gl.cdiv(H, 2 * BLOCK)
+    turn = 0
+    present = _holds_pairs(order, gl.program_id(0), group, blocks, tiles, BAND)
+    for program in range(gl.program_id(0), tiles * blocks, gl.num_programs(0)):
+        tile, block = _tile_of(program, blocks, tiles, BAND)
+        following = _holds_pairs(order, program + gl.num_programs(0), group, blocks, tiles, BAND)
+        if present:
+            left, right, turn = _multiply(
+                barriers, a_tiles, b_tiles, group, turn, gl.cdiv(I, COLUMNS), False, STAGES
+            )
+            row, column = tile * PLACES + group * _GROUP, block * 2 * BLOCK
+            _store(out, results.index(group), row, column, left)
+            _store(out, results.index(group), row, column + BLOCK, right)
+        else:
+            turn = _pass(barriers, turn, gl.cdiv(I, COLUMNS), STAGES)
+        present = following
+    tma.store_wait(0)
+
+
+@gluon.jit
+def down_long(
+    act, w2, order, tile_experts, used, out, H,
+    I: gl.constexpr, BAND: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """``out [places, H]``: the second product, without the weights of the tokens.
+
+    All are descriptors: ``act`` of ``[places, I]``, ``w2`` of ``[E * H, I]``; ``out`` in parts of a group.
+    """
+    dtype: gl.constexpr = w2.dtype
+    layout: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
+    a_tiles = gl.allocate_shared_memory(dtype, [STAGES, PLACES, COLUMNS], layout)
+    b_tiles = gl.allocate_shared_memory(dtype, [STAGES * 2, BLOCK, COLUMNS], layout)
+    a_halves = a_tiles._reinterpret(dtype, [STAGES * 2, _GROUP, COLUMNS], layout)
+    results = gl.allocate_shared_memory(dtype, [2, _GROUP, BLOCK], layout)
+    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(ready.index(stage), count=1)
+        mbarrier.init(free.index(stage), count=2)
+    tiles = gl.load(used)
+    barriers = (ready, free)
+    gl.warp_specialize(
+        [
+            (_sum, (barriers, a_halves, b_tiles, results, order, out, 0, tiles, H, I, BAND, STAGES)),
+            (_sum, (barriers, a_halves, b_tiles, results, order, out, 1, tiles, H, I, BAND, STAGES)),
+            (_copy, (barriers, a_tiles, b_tiles, act, w2, tile_experts, tiles, H, I, BAND, STAGES)),
+        ],
+        [4, 1],
+        [240, 24],
+    )  # fmt: skip

@@ -1,0 +1,113 @@
+"""Compiles what long rows, experts and decodes launch for a GPU that is not here; see ``test_hopper.py``.
+
+Prints a line per kernel: its name, the bytes of shared memory that it takes, and whether it has products of
+groups of warps.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from frizzen.kernels.moe_reference import Activation
+from frizzen.kernels.triton.launch import Target
+from frizzen.speculate.drafter import Asking, DraftBlocks, Seen
+from frizzen.step import StepContext
+from frizzen.worker.arena import Arena
+from frizzen.worker.buffers import StepBuffers
+from frizzen.worker.lattice import Shape
+from frizzen.worker.rows import PersistentBatch
+from frizzen.worker.tail import Greedy
+from tests.worker.arena_layout import layout
+
+HALF = torch.bfloat16
+
+
+class Device:
+    """As much of a driver as compiling asks for."""
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: object = None) -> int:
+        return 0
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def map_python_to_cpp_type(self, name: str) -> str:
+        return "int"
+
+
+def attention(head_dim: int) -> None:
+    from frizzen.kernels.triton.long_rows import LongRows
+    from frizzen.kernels.triton.paged_attention import PagedAttention, Tile
+
+    tile = Tile(16, 32, 2, 2)
+    paged = PagedAttention(8, 2, head_dim, 0.1, 0, 16, 0.0, HALF, HALF, Target(True, 132), lambda *_: tile)
+    kernel = LongRows(paged)
+    numbers = torch.zeros(4, dtype=torch.int32)
+    step = StepContext(numbers, numbers, numbers, numbers, numbers.view(2, 2), 2, 1, 301, 300, 300)
+    attend = kernel.prepare(kernel.allocate(8, torch.device("cpu")), torch.zeros(8, dtype=HALF))
+    attend(torch.zeros(301, 12 * head_dim, dtype=HALF), kernel.begin(step))
+
+
+def experts() -> None:
+    from frizzen.kernels.triton.long_moe import LongExperts
+    from frizzen.kernels.triton.moe import MoeExperts
+    from frizzen.kernels.triton.places import Places
+
+    sizes, activation = (128, 96, 8, 2), Activation(7.0, 1.7, 1.0)
+    few = MoeExperts(*sizes, activation, HALF, Target(True, 132))
+    kernel = LongExperts(few, Places(*sizes, activation, Target(True, 132)))
+    run = kernel.prepare(
+        torch.zeros(8, 192, 128, dtype=HALF), torch.zeros(8, 128, 96, dtype=HALF), None, None
+    )
+    run(torch.zeros(300, 128, dtype=HALF), torch.zeros(300, 2), torch.zeros(300, 2, dtype=torch.int32))
+
+
+def around_decodes() -> None:
+    from frizzen.kernels.triton import drafts, steps
+
+    cpu, shape = torch.device("cpu"), Shape(4, 3, 512)
+    plan = Arena(layout(max_rows=4, max_tokens=16, max_drafts=3), cpu, mirrored=True).device
+    buffers = StepBuffers.allocate(plan, PersistentBatch(4, 8, 128, 50, cpu))
+    steps.fill_step(buffers, shape)
+    maximum, tokens = steps.largest(torch.zeros(12, 50))
+    for acceptance in (None, torch.tensor(2.0, dtype=torch.float64)):
+        greedy = Greedy(shape, plan, buffers.batch, buffers.ids[:12], maximum, tokens, acceptance)
+        steps.end_rows(greedy)
+    step, rows = buffers.step(shape), torch.arange(4)
+    drafts.lay_out(Asking(step, rows, rows, rows, DraftBlocks.of(8, 3, 16), 3))
+    states, seen = torch.zeros(12, 64, dtype=HALF), Seen(tokens, step, maximum, (), rows)
+    drafts.keep(states, states, seen, 16)
+    for filled in (False, True):
+        drafts.before(states, states, seen, 16, states, filled=filled)
+
+
+def main() -> None:
+    launch = JITFunction.run
+
+    def compile_only(self: Any, *args: Any, **kwargs: Any) -> Any:
+        kernel = launch(self, *args, **(kwargs | {"warmup": True}))
+        print(self.fn.__name__, kernel.metadata.shared, "wgmma" in kernel.asm["ptx"])
+        return kernel
+
+    driver.set_active(Device())
+    JITFunction.run = compile_only
+    attention(64)
+    attention(128)
+    experts()
+    around_decodes()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

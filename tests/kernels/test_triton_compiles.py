@@ -1,0 +1,132 @@
+"""What the Triton kernels compile to for a GPU, where there is none.
+
+The interpreter, which runs them elsewhere, knows neither types of branches nor limits of a device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+
+from frizzen.kernels.facts import Facts, Machine, ShapeValue
+from frizzen.kernels.plan import Candidate, Op, default_registry
+from frizzen.kernels.problems import OPS, SHAPES, Inputs, runs
+from frizzen.worker.lattice import Lattice
+from frizzen.worker.warmup import shapes_of, step_of
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed"),
+]
+
+H200 = Machine("cuda", frozenset({"sm_90"}), 1, (("triton", "3.6.0"),))
+
+
+def candidates() -> Iterator[Any]:
+    for op in OPS:
+        for candidate in default_registry().candidates(op.name):
+            if candidate.name == "triton":
+                yield pytest.param(op, candidate, id=op.name)
+
+
+class _Described:
+    """A driver of a device that is described only."""
+
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, _: int) -> int:
+        return 0
+
+
+class _Nowhere(TorchFunctionMode):
+    """What is to be made on the device stands on the CPU, and is zero: no kernel will write it."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if "cuda" in str(kwargs.get("device")):
+            kwargs["device"] = "cpu"
+        return (torch.zeros if func is torch.empty else func)(*args, **kwargs)
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[Any]]:
+    """The kernels that launches would have started."""
+    from triton.runtime import driver
+    from triton.runtime.jit import JITFunction
+
+    from frizzen.kernels.triton.launch import Target
+
+    met: list[Any] = []
+    original = JITFunction.run
+
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        met.append(original(self, *args, **(kwargs | {"warmup": True})))
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(JITFunction, "run", run)
+    monkeypatch.setattr(Target, "of", classmethod(lambda *_, **__: Target(dependent=True, processors=132)))
+    monkeypatch.setattr(driver, "_active", _Described())
+    with _Nowhere(), torch.inference_mode():
+        yield met
+
+
+@pytest.mark.parametrize(("op", "candidate"), list(candidates()))
+def test_what_a_kernel_launches_compiles_for_an_h200(
+    op: Op[Any], candidate: Candidate, compiled: list[Any]
+) -> None:
+    facts = Facts.of(H200, torch.bfloat16, SHAPES[op.name][0])
+    assert candidate.requires(facts) is None
+    kernel = candidate.build(facts)
+    for _, run in runs(op.name):
+        generator = torch.Generator().manual_seed(0)
+        run(kernel, facts, Inputs(generator, torch.bfloat16, torch.bfloat16, torch.device("cpu")))
+    assert compiled
+    assert max(kernel.metadata.shared for kernel in compiled) <= 232_448
+
+
+LATENT: dict[str, ShapeValue] = {"nope_dim": 24, "rope_dim": 8, "value_dim": 40, "latent_dim": 48}
+
+
+@pytest.mark.parametrize(("heads", "rows"), [(16, 8), (128, 8)])
+def test_no_step_needs_a_variant_of_latent_attention_that_the_warm_up_has_not_met(
+    heads: int, rows: int, compiled: list[Any]
+) -> None:
+    from frizzen.kernels.triton.latent_attention import LatentAttention
+
+    facts = Facts.of(H200, torch.bfloat16, {**LATENT, "heads": heads, "scale": 0.1, "block_size": 16})
+    kernel = LatentAttention.build(facts)
+    cache = kernel.allocate(2, torch.device("cpu"))
+    attend = kernel.prepare(cache, torch.zeros(heads * 64, 48, dtype=torch.bfloat16))
+
+    def run(queries: list[int], context: int) -> None:
+        _, step = step_of(queries, context, 8448 // 16, torch.device("cpu"), 16)
+        attend(torch.zeros(step.num_tokens, heads * 32, dtype=torch.bfloat16), kernel.begin(step))
+
+    lattice = Lattice.of(max_rows=rows, max_drafts=3, max_context=8448, max_tokens=8192)
+    for queries, context in shapes_of(lattice):
+        run(list(queries), context)
+    met = {variant.hash for variant in compiled}
+    random = Random(0)
+    for _ in range(60):
+        batch = random.randint(1, rows)
+        single = random.randint(0, batch)
+        queries = [random.choice((2, 3, 5, 17, 60, 100, 130, 300, 900)) for _ in range(batch - single)]
+        while sum(queries) > 8000:
+            queries.pop()
+        run([1] * single + queries or [1], random.choice((300, 600, 3000, 8448)))
+    assert {variant.hash for variant in compiled} == met
