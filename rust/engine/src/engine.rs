@@ -358,9 +358,10 @@ impl<W: Worker> Engine<W> {
         if collected.is_ok() {
             let now = self.shared.clock.now();
             self.scheduler.commit(&plan, &self.output, now, &mut self.events);
-            let elapsed = now.saturating_sub(self.last_end.replace(now).unwrap_or(now));
+            let began = self.last_end.replace(now).unwrap_or(now);
             if let Some(speculating) = &mut self.speculating {
-                speculating.learn(&plan, &self.output, &self.events, elapsed);
+                let elapsed = now.saturating_sub(began);
+                speculating.learn(&plan, &self.output, &self.events, began, elapsed);
             }
             self.publish();
             if let Some(speculating) = &mut self.speculating {

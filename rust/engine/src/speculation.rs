@@ -92,8 +92,16 @@ impl Speculating {
         self.speculator.wanted(plan)
     }
 
-    pub fn learn(&mut self, plan: &StepPlan, output: &StepOutput, events: &[RowEvent], elapsed: Duration) {
-        self.speculator.learn(plan, output, events, elapsed);
+    /// A step that began when the one before it ended, at `began`, or later, and took until `elapsed` after that.
+    pub fn learn(
+        &mut self,
+        plan: &StepPlan,
+        output: &StepOutput,
+        events: &[RowEvent],
+        began: Duration,
+        elapsed: Duration,
+    ) {
+        self.speculator.learn(plan, output, events, elapsed, plan.planned < began);
     }
 
     /// Drafts for the next step, once the events are published; then whoever asks is told how things are.

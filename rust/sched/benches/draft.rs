@@ -86,6 +86,7 @@ fn decide(bencher: divan::Bencher<'_, '_>, rows: usize) {
             tokens: rows + drafts / 2,
             seconds: 0.01 + 1e-5 * (rows + drafts) as f64,
             governed: true,
+            ahead: false,
         });
     };
     (0..300).for_each(|_| step());

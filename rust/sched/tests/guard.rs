@@ -118,6 +118,7 @@ impl Simulation {
                 tokens,
                 seconds: ms / 1e3,
                 governed: true,
+                ahead: false,
             });
             self.ms += ms;
             self.tokens += tokens as f64;

@@ -106,7 +106,7 @@ impl Loop {
         let mut events = Vec::new();
         self.scheduler.commit(&plan, &output, Duration::ZERO, &mut events);
         let micros = 1000 + 10 * plan.num_tokens() as u64 + 100 * u64::from(plan.propose);
-        self.speculator.learn(&plan, &output, &events, Duration::from_micros(micros));
+        self.speculator.learn(&plan, &output, &events, Duration::from_micros(micros), false);
         for event in &events {
             let text = self.texts.entry(event.request).or_default();
             text.extend(&output.tokens[event.tokens.clone()]);

@@ -78,6 +78,8 @@ pub struct MeasuredStep {
     pub seconds: f64,
     /// All drafts were the guard's choice.
     pub governed: bool,
+    /// It was planned while the step before it ran, as steps with drafts cannot be.
+    pub ahead: bool,
 }
 
 /// What decoding takes of a step, in seconds.

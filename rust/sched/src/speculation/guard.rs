@@ -6,6 +6,14 @@
 //! there are no drafts until it has earned enough. So whatever the model gets wrong, the time lost is at most half a
 //! percent plus the cap, as far as the estimate of plain steps is right; probes keep that one fresh.
 //!
+//! Machines have hiccups: a step now and then takes ten times as long as others like it, whatever it does. Paid in full they
+//! would keep drafts off for thousands of steps. So a lone one is paid for as half as long again, and none empties the account.
+//!
+//! Drafts follow what a step returns, so with them the next step cannot be planned while one runs, and what the host does
+//! between two steps is time lost. Therefore steps without drafts count as plain only where they were planned ahead, if the
+//! engine does that at all; probes last until one was. A text in which there is seldom something to propose pays for the
+//! waiting too, and that is part of the expected gain.
+//!
 //! A drafter inside the worker proposes in the step before the one that verifies, and takes time for it. So the guard also
 //! decides how many drafts are to be proposed: by what is expected of them, before they are known.
 
@@ -27,6 +35,8 @@ const INITIAL: f64 = 6.0;
 const RESUME: f64 = 2.0;
 /// Steps with drafts after which two are run without.
 const PROBE_EVERY: u64 = 200;
+/// The same where it takes several steps until one without drafts was planned ahead.
+const PROBE_AHEAD_EVERY: u64 = 400;
 /// Steps after which the cost of a length counts as unknown, if the account can pay for a look.
 const STALE: u64 = 1000;
 /// Expected gain above which drafts are switched on, and below which they are switched off again.
@@ -39,6 +49,10 @@ const FRESH: f64 = 0.1;
 /// A step this far from its predicted time, several times in a row, says that the machine has changed.
 const SURPRISE: f64 = 0.25;
 const SURPRISES: i32 = 3;
+/// A step beyond this factor of its expected time is paid for as one of this factor, unless the one before was a surprise too.
+const HICCUP: f64 = 1.5;
+/// The most that one step can lose: it takes several to empty a full account.
+const MOST_LOST: f64 = CAP / 4.0;
 /// Steps that must lie between a surprise and the last step without drafts.
 const SURPRISE_AFTER: u64 = 20;
 /// Lengths whose cost is looked at first.
@@ -65,6 +79,12 @@ pub struct Guard {
     probes: u32,
     surprises: i32,
     looking: bool,
+    /// The next step is to have none of the guard's drafts, so that it need not wait for the one before it.
+    passing: bool,
+    /// Steps without drafts are planned ahead.
+    plans_ahead: bool,
+    /// Seconds that a step takes longer that is not.
+    waiting: f64,
     /// What is left of a trial.
     trial: u32,
     changes: Vec<ModeChange>,
@@ -119,6 +139,9 @@ impl Default for Guard {
             probes: 0,
             surprises: 0,
             looking: false,
+            passing: false,
+            plans_ahead: false,
+            waiting: 0.0,
             trial: 0,
             changes: Vec::new(),
         }
@@ -137,8 +160,13 @@ impl Guard {
         lengths.clear();
         lengths.resize(offers.len(), 0);
         self.looking = false;
+        self.passing = false;
         let expected = outlook.unwrap_or(offers);
         if expected.iter().all(|offer| offer.survival.is_empty()) {
+            if self.plans_ahead && outlook.is_none() && rows > 0 && !self.suspended {
+                let plain = self.cost.curve(rows).map_or(0.0, |curve| curve.at(0));
+                self.expect(-self.waiting / (plain + self.waiting).max(f64::MIN_POSITIVE), rows);
+            }
             return Reason::NoMatch.into();
         }
         let curve = self.cost.curve(rows).filter(|_| self.cost.knows(rows, 0, 0));
@@ -147,6 +175,7 @@ impl Guard {
             return Reason::MeasuredLoss.into();
         }
         if self.must_probe(rows, outlook.is_some()) {
+            self.passing = true;
             return Reason::ProbeOff.into();
         }
         let times = Times {
@@ -176,6 +205,7 @@ impl Guard {
             return Decision { reason: Reason::Gain, propose, forget: false };
         }
         lengths.fill(0);
+        self.passing = true;
         Reason::BelowBreakEven.into()
     }
 
@@ -202,11 +232,10 @@ impl Guard {
     /// the step after it has none either, and says what proposing takes.
     fn must_probe(&mut self, rows: usize, in_worker: bool) -> bool {
         let age = self.cost.age(rows, 0, 0).unwrap_or(u64::MAX);
-        if self.probes == 0
-            && (age > PROBE_EVERY || (self.surprises.abs() >= SURPRISES && age > SURPRISE_AFTER))
-        {
+        let every = if self.plans_ahead { PROBE_AHEAD_EVERY } else { PROBE_EVERY };
+        if self.probes == 0 && (age > every || (self.surprises.abs() >= SURPRISES && age > SURPRISE_AFTER)) {
             self.surprises = 0;
-            self.probes = if in_worker { 1 } else { 2 };
+            self.probes = if in_worker || self.plans_ahead { 1 } else { 2 };
         }
         let probe = self.probes > 0;
         self.probes = self.probes.saturating_sub(1);
@@ -292,20 +321,38 @@ impl Guard {
 
     /// Takes a step's time over. Returns what decoding took of it and would have taken without drafts, if that can be told.
     pub fn measure(&mut self, step: &MeasuredStep) -> Option<Decoding> {
-        let MeasuredStep { rows, drafts, proposed, prefill, tokens, seconds, governed } = *step;
+        let MeasuredStep { rows, drafts, proposed, prefill, tokens, seconds, governed, ahead } = *step;
+        if ahead && !std::mem::replace(&mut self.plans_ahead, true) {
+            self.cost.forget_plain();
+        }
+        let waits = self.plans_ahead && !ahead && drafts == 0 && proposed == 0 && prefill == 0;
         let curve = self.cost.curve(rows);
         let drafting = self.cost.drafting(rows).at(proposed);
-        let besides = self.cost.measure_beside(prefill, rows, drafts, proposed, seconds);
+        let besides = if waits && self.cost.knows(rows, 0, 0) {
+            Some(0.0)
+        } else {
+            let seconds = if waits { (seconds - self.waiting).max(seconds / 2.0) } else { seconds };
+            self.cost.measure_beside(prefill, rows, drafts, proposed, seconds)
+        };
         self.account = (self.account + EARNED).min(CAP);
         if self.suspended && self.account >= RESUME {
             self.suspended = false;
         }
         let (curve, seconds) = (curve?, seconds - besides?);
         let plain = curve.at(0);
-        if drafts > 0 || proposed > 0 {
-            self.note_surprise(seconds / (curve.at(drafts) + drafting) - 1.0, rows);
+        if waits {
+            self.waiting = (self.waiting + FRESH * (seconds - plain - self.waiting)).clamp(0.0, plain);
+        }
+        if drafts > 0 || proposed > 0 || (waits && self.on) {
+            let expected = if waits { plain + self.waiting } else { curve.at(drafts) + drafting };
+            if !waits {
+                self.note_surprise(seconds / expected - 1.0, rows);
+            }
             if governed && plain > 0.0 {
-                let gained = tokens as f64 / rows as f64 - seconds / plain;
+                // A hiccup is nobody's loss, if it stays alone.
+                let is_alone = self.surprises <= 1;
+                let lost = if is_alone { seconds.min(HICCUP * expected) } else { seconds } / plain;
+                let gained = (tokens as f64 / rows as f64 - lost).max(-MOST_LOST);
                 self.account = (self.account + gained).min(CAP);
                 if self.account < 0.0 {
                     self.suspended = true;
@@ -347,7 +394,7 @@ impl Guard {
 
     /// Whether the next step may carry drafts of the guard's choice.
     pub const fn is_engaged(&self) -> bool {
-        self.on || self.looking
+        (self.on || self.looking) && !self.passing
     }
 
     /// Why drafts are on or off.

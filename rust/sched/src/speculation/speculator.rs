@@ -111,9 +111,17 @@ impl Speculator {
         }
     }
 
-    /// Takes over what a step brought and how long it took; `events` are those of its commit.
-    pub fn learn(&mut self, plan: &StepPlan, output: &StepOutput, events: &[RowEvent], elapsed: Duration) {
-        let decoding = self.measure(plan, output, elapsed.as_secs_f64());
+    /// Takes over what a step brought and how long it took; `events` are those of its commit, `ahead` says that it was
+    /// planned while the step before it ran.
+    pub fn learn(
+        &mut self,
+        plan: &StepPlan,
+        output: &StepOutput,
+        events: &[RowEvent],
+        elapsed: Duration,
+        ahead: bool,
+    ) {
+        let decoding = self.measure(plan, output, elapsed.as_secs_f64(), ahead);
         if self.followed.is_empty() {
             return;
         }
@@ -158,7 +166,13 @@ impl Speculator {
     }
 
     /// Gives a step's time to the guard, if something decoded in it, no row failed, and it was like other steps.
-    fn measure(&mut self, plan: &StepPlan, output: &StepOutput, seconds: f64) -> Option<Decoding> {
+    fn measure(
+        &mut self,
+        plan: &StepPlan,
+        output: &StepOutput,
+        seconds: f64,
+        ahead: bool,
+    ) -> Option<Decoding> {
         let (rows, tokens) = decoded(plan, output);
         if rows == 0 || !output.failed.is_empty() || output.irregular {
             return None;
@@ -177,6 +191,7 @@ impl Speculator {
             tokens,
             seconds,
             governed,
+            ahead,
         })
     }
 
