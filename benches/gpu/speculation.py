@@ -77,8 +77,10 @@ class Bench:
     """Of the steps of a run."""
     runs: int = 0
 
-    def run(self, rows: int, mode: Mode, acceptance: float, count: int | None = None) -> Rate:
-        """So many decode steps, about; without ``acceptance``, that of the text."""
+    def run(
+        self, rows: int, mode: Mode, acceptance: float, count: int | None = None, text: int | None = None
+    ) -> Rate:
+        """So many decode steps, about; prompts are new ones, or those of number ``text``."""
         steps = count or max(int(self.scale * BATCHES.get(rows, 60)), 6)
         yielded = acceptance if mode == "auto" else expected(mode, acceptance)
         wish = {"max_tokens": mode} if isinstance(mode, int) else mode
@@ -86,7 +88,8 @@ class Bench:
             temperature=0.0, max_tokens=int(steps * yielded) + 2, ignore_eos=True, speculation=wish
         )
         self.runs += 1
-        prompts = [prompt(PROMPT, self.runs * 131 + row, self.vocabulary) for row in range(rows)]
+        number = self.runs if text is None else text
+        prompts = [prompt(PROMPT, number * 131 + row, self.vocabulary) for row in range(rows)]
         self.steps.clear()
         self.llm.generate(prompts, params)
         return rate(self.steps, rows)
@@ -158,12 +161,15 @@ def cells(
 
 
 def natural(bench: Bench, name: str, batches: Sequence[int]) -> Iterator[Row]:
-    """The grid with the acceptance that the text has: every length is measured by its tokens."""
+    """The grid with the acceptance that the text has: every length is measured by its tokens.
+
+    All lengths get the same prompts, whose texts the suffix drafter has seen by the time it is measured.
+    """
     for rows in batches:
         found: dict[Mode, Rate] = {}
         for mode in ("off", *LENGTHS, "auto"):
-            bench.run(rows, mode, 1.0, count=None if mode == "auto" else 5)
-            found[mode] = bench.run(rows, mode, 1.0)
+            bench.run(rows, mode, 1.0, count=None if mode == "auto" else 5, text=0)
+            found[mode] = bench.run(rows, mode, 1.0, text=0)
         off, auto = found["off"].tokens_per_s, found.pop("auto")
         best = max(found, key=lambda mode: found[mode].tokens_per_s)
         of_best = auto.tokens_per_s / found[best].tokens_per_s

@@ -1,4 +1,4 @@
-"""Compiles what long rows and experts launch, for a GPU that is not here: run by ``test_hopper.py``.
+"""Compiles what long rows, experts and decodes launch for a GPU that is not here; see ``test_hopper.py``.
 
 Prints a line per kernel: its name, the bytes of shared memory that it takes, and whether it has products of
 groups of warps.
@@ -16,7 +16,14 @@ from triton.runtime.jit import JITFunction
 
 from frizzen.kernels.moe_reference import Activation
 from frizzen.kernels.triton.launch import Target
+from frizzen.speculate.drafter import Asking, DraftBlocks, Seen
 from frizzen.step import StepContext
+from frizzen.worker.arena import Arena
+from frizzen.worker.buffers import StepBuffers
+from frizzen.worker.lattice import Shape
+from frizzen.worker.rows import PersistentBatch
+from frizzen.worker.tail import Greedy
+from tests.worker.arena_layout import layout
 
 HALF = torch.bfloat16
 
@@ -67,6 +74,25 @@ def experts() -> None:
     run(torch.zeros(300, 128, dtype=HALF), torch.zeros(300, 2), torch.zeros(300, 2, dtype=torch.int32))
 
 
+def around_decodes() -> None:
+    from frizzen.kernels.triton import drafts, steps
+
+    cpu, shape = torch.device("cpu"), Shape(4, 3, 512)
+    plan = Arena(layout(max_rows=4, max_tokens=16, max_drafts=3), cpu, mirrored=True).device
+    buffers = StepBuffers.allocate(plan, PersistentBatch(4, 8, 128, 50, cpu))
+    steps.fill_step(buffers, shape)
+    maximum, tokens = steps.largest(torch.zeros(12, 50))
+    for acceptance in (None, torch.tensor(2.0, dtype=torch.float64)):
+        greedy = Greedy(shape, plan, buffers.batch, buffers.ids[:12], maximum, tokens, acceptance)
+        steps.end_rows(greedy)
+    step, rows = buffers.step(shape), torch.arange(4)
+    drafts.lay_out(Asking(step, rows, rows, rows, DraftBlocks.of(8, 3, 16), 3))
+    states, seen = torch.zeros(12, 64, dtype=HALF), Seen(tokens, step, maximum, (), rows)
+    drafts.keep(states, states, seen, 16)
+    for filled in (False, True):
+        drafts.before(states, states, seen, 16, states, filled=filled)
+
+
 def main() -> None:
     launch = JITFunction.run
 
@@ -80,6 +106,7 @@ def main() -> None:
     attention(64)
     attention(128)
     experts()
+    around_decodes()
 
 
 if __name__ == "__main__":

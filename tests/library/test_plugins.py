@@ -6,8 +6,10 @@ import json
 import re
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,24 @@ def read(body):
 def moody(body, calls=[]):
     calls.append(body)
     return [(f"f{len(calls)}", "{}")]
+"""
+
+FAULTY = """
+import time
+
+from frizzen.plugins import register_tool_parser
+
+@register_tool_parser("stuck", open="<do>", close="</do>")
+def stuck(body):
+    time.sleep(3600)
+
+@register_tool_parser("broken", open="<do>", close="</do>")
+def broken(body):
+    raise {"SystemExit": SystemExit, "RecursionError": RecursionError}.get(body, ValueError)(body)
+
+@register_tool_parser("fine", open="<do>", close="</do>")
+def fine(body):
+    return [(body, "{}")]
 """
 
 
@@ -140,3 +160,26 @@ def test_a_plugin_reads_answers_and_is_held_to_be_a_function(
         moody = parse(url, text, tool_call_parser="moody")
         assert "tool_calls" not in moody["message"], "in development mode it was called twice and disagreed"
         assert moody["notes"]
+
+
+def test_a_plugin_that_fails_or_never_returns_costs_its_calls_and_nothing_else(
+    tiny_checkpoint: CheckpointMaker, tmp_path: Path
+) -> None:
+    faulty = tmp_path / "faulty.py"
+    faulty.write_text(FAULTY, encoding="utf-8")
+    flags = ["--tool-parser-plugin", faulty, "--tool-call-parser", "fine"]
+    with serving(tiny_checkpoint("llama"), *flags) as url:
+        assert parse(url, "<do>f</do>")["message"]["tool_calls"][0]["function"]["name"] == "f"
+        for fault in ("SystemExit", "RecursionError", "x"):
+            text = f"<do>{fault}</do>"
+            assert parse(url, text, tool_call_parser="broken")["message"]["content"] == text
+        # More at once than there are threads for what blocks.
+        with ThreadPoolExecutor(24) as pool:
+            stuck = pool.map(lambda _: parse(url, "<do>f</do>", tool_call_parser="stuck"), range(24))
+            assert {answer["message"]["content"] for answer in stuck} == {"<do>f</do>"}
+        # The others' parser is on the same thread: their text is content, at once, and the server lives.
+        begun = time.monotonic()
+        assert parse(url, "<do>f</do>")["message"]["content"] == "<do>f</do>"
+        assert time.monotonic() - begun < 4
+        with urllib.request.urlopen(f"{url}/health", timeout=30) as answer:
+            assert answer.status == 200

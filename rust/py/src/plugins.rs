@@ -1,10 +1,13 @@
 //! Plug-ins: imported before any flag is read; their functions are called on one thread of their own.
 //!
 //! That thread attaches for each call. Whoever waits for it (a thread that writes an answer) never does, and lets its
-//! runtime go on meanwhile.
+//! runtime go on meanwhile, for [`PATIENCE`] at most: a text whose function has not returned by then is content. While a
+//! function has not returned at all, later texts are content at once, so that it holds up nobody else.
 
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use frizzen_server::runtime_goes_on;
 use frizzen_text::parse::plugin::{Plugins, ReadCalls, ToolPlugin, plug};
@@ -12,6 +15,12 @@ use pyo3::prelude::*;
 
 use crate::error::config_error;
 use crate::gil::attached;
+
+/// How long a function may take.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Since when a function runs that has not returned.
+type Running = Arc<Mutex<Option<Instant>>>;
 
 type Calls = Result<Vec<(String, String)>, String>;
 
@@ -42,11 +51,12 @@ pub(crate) fn prepare(py: Python<'_>, argv: &[String]) -> PyResult<()> {
         plugins.reasoning.push((text("name")?, text("open")?, text("close")?, assumed_open));
     }
     let (jobs, received) = channel::<Job>();
+    let running = Running::default();
     let mut functions: Vec<Py<PyAny>> = Vec::new();
     for parser in found.getattr("tools")?.try_iter()? {
         let parser = parser?;
         let opens = parser.getattr("opens")?.extract()?;
-        let read = reader(functions.len(), jobs.clone());
+        let read = reader(functions.len(), jobs.clone(), Arc::clone(&running));
         functions.push(parser.getattr("read")?.unbind());
         let (name, close) = (parser.getattr("name")?.extract()?, parser.getattr("close")?.extract()?);
         plugins.tools.push((name, ToolPlugin { opens, close, read }));
@@ -55,7 +65,9 @@ pub(crate) fn prepare(py: Python<'_>, argv: &[String]) -> PyResult<()> {
     if !functions.is_empty() {
         thread::Builder::new().name("plug-ins".to_owned()).spawn(move || {
             for (function, body, answer) in received {
+                note(&running, Some(Instant::now()));
                 let calls = attached(|py| call(py, &functions[function], &body));
+                note(&running, None);
                 // Whoever asked may have gone.
                 let _ = answer.send(calls);
             }
@@ -73,18 +85,31 @@ fn call(py: Python<'_>, function: &Py<PyAny>, body: &str) -> Calls {
     })
 }
 
+fn note(running: &Running, since: Option<Instant>) {
+    *running.lock().unwrap_or_else(PoisonError::into_inner) = since;
+}
+
 /// A function that lets the plug-ins' thread call this one.
-fn reader(function: usize, jobs: Sender<Job>) -> Box<ReadCalls> {
-    let jobs = std::sync::Mutex::new(jobs);
+fn reader(function: usize, jobs: Sender<Job>, running: Running) -> Box<ReadCalls> {
+    let jobs = Mutex::new(jobs);
     Box::new(move |body| {
-        let jobs = jobs.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone();
+        let since = *running.lock().unwrap_or_else(PoisonError::into_inner);
+        if since.is_some_and(|since| since.elapsed() > PATIENCE) {
+            return Err("a tool parser of a plug-in has not returned yet".to_owned());
+        }
+        let jobs = jobs.lock().unwrap_or_else(PoisonError::into_inner).clone();
         runtime_goes_on(move || {
             let (answer, answered) = channel();
-            let sent = jobs.send((function, body.to_owned(), answer));
-            let calls = sent
-                .map_err(|error| error.to_string())
-                .and_then(|()| answered.recv().map_err(|error| error.to_string()));
-            calls.and_then(|calls| calls)
+            jobs.send((function, body.to_owned(), answer)).map_err(|error| error.to_string())?;
+            answered.recv_timeout(PATIENCE).map_err(|error| match error {
+                RecvTimeoutError::Timeout => {
+                    let reason =
+                        format!("a tool parser of a plug-in takes more than {} s", PATIENCE.as_secs());
+                    tracing::warn!("{reason}: its text is content");
+                    reason
+                }
+                RecvTimeoutError::Disconnected => error.to_string(),
+            })?
         })
     })
 }

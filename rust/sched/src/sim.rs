@@ -160,7 +160,8 @@ impl ChainModel {
         let mut first = 0;
         let mut sample = 0;
         let mut reports = Vec::new();
-        for (row, chains) in plan.rows.iter().zip(&chains) {
+        for row in &plan.rows {
+            let chains = &chains[first..first + row.num_tokens as usize];
             let count = if row.samples { row.num_drafts as usize + 1 } else { 0 };
             let before = output.tokens.len();
             for at in 0..count {
@@ -252,11 +253,11 @@ impl ChainModel {
         output.proposals.counts.push(most);
     }
 
-    /// Writes the KV of every row; returns the chain after each token, row by row.
+    /// Writes the KV of every row; returns the chain after each of the plan's tokens.
     ///
     /// Like a layer of a real model, all rows write before any row is sampled. A row may build on a block that another
     /// row fills in this very step; that one starts earlier in the text.
-    fn write_all_kv(&mut self, plan: &StepPlan) -> Vec<Vec<u64>> {
+    fn write_all_kv(&mut self, plan: &StepPlan) -> Vec<u64> {
         let mut first = 0;
         let mut order: Vec<(u32, usize, usize)> = Vec::with_capacity(plan.rows.len());
         for (at, row) in plan.rows.iter().enumerate() {
@@ -264,36 +265,30 @@ impl ChainModel {
             first += row.num_tokens as usize;
         }
         order.sort_unstable();
-        let mut chains = vec![Vec::new(); plan.rows.len()];
+        let mut chains = vec![0; first];
         for (_, at, first) in order {
-            chains[at] = self.write_kv(plan, &plan.rows[at], first);
+            let row = &plan.rows[at];
+            self.write_kv(plan, row, first, &mut chains[first..first + row.num_tokens as usize]);
         }
         chains
     }
 
-    /// Chains the row's tokens through its slots; returns the chain after each of them.
-    fn write_kv(&mut self, plan: &StepPlan, row: &PlannedRow, first: usize) -> Vec<u64> {
+    /// Chains the row's tokens, the first of which is the plan's token `first`, through its slots.
+    fn write_kv(&mut self, plan: &StepPlan, row: &PlannedRow, first: usize, chains: &mut [u64]) {
         let state = &self.rows[row.row.index()];
         let slot_of = |position: usize| {
             state.table[position / self.block_size] as usize * self.block_size + position % self.block_size
         };
         let mut chain = if row.start == 0 { 0 } else { self.kv[slot_of(row.start as usize - 1)] };
-        let mut chains = Vec::with_capacity(row.num_tokens as usize);
-        for at in first..first + row.num_tokens as usize {
+        for (at, after) in (first..).zip(chains) {
             let token =
                 if plan.input_ids[at] == LAST_SAMPLED { state.last } else { plan.input_ids[at] as TokenId };
             chain = link(chain, token);
-            assert_eq!(
-                plan.slots[at] as usize,
-                slot_of(plan.positions[at] as usize),
-                "slot and block table disagree"
-            );
-            chains.push(chain);
+            let slot = plan.slots[at] as usize;
+            assert_eq!(slot, slot_of(plan.positions[at] as usize), "slot and block table disagree");
+            *after = chain;
+            self.kv[slot] = chain;
         }
-        for (chain, slot) in chains.iter().zip(&plan.slots[first..]) {
-            self.kv[*slot as usize] = *chain;
-        }
-        chains
     }
 
     fn report(&self, output: &mut StepOutput, row: &PlannedRow, token: TokenId) {

@@ -72,6 +72,8 @@ struct Server {
     forced: f64,
     proposed: usize,
     unlabelled: u32,
+    /// Share of the steps that take ten times as long as others like them, whatever they do.
+    hiccups: f64,
 }
 
 impl Server {
@@ -84,10 +86,12 @@ impl Server {
             forced: 2.0,
             proposed: 0,
             unlabelled: 0,
+            hiccups: 0.0,
         }
     }
 
-    /// Steps of which each row drafts so many, or what the guard says; returns tokens per millisecond.
+    /// Steps of which each row drafts so many, or what the guard says; returns tokens per millisecond, without what hiccups
+    /// took.
     fn run(&mut self, steps: usize, rows: usize, fixed: Option<usize>) -> f64 {
         let mut own = vec![OwnAcceptance::default(); rows];
         let (mut offers, mut outlook) = (vec![Offer::default(); rows], vec![Offer::default(); rows]);
@@ -129,7 +133,7 @@ impl Server {
                 proposed: self.proposed,
                 prefill: 0,
                 tokens,
-                seconds: ms / 1e3,
+                seconds: if self.random.next() < self.hiccups { 10.0 * ms } else { ms } / 1e3,
                 governed: fixed.is_none(),
                 ahead: drafts == 0 && self.proposed == 0,
             });
@@ -164,10 +168,20 @@ impl Server {
 
 #[test]
 fn forced_acceptance_on_the_steps_of_a_gpu_is_served_as_well_as_by_the_best_constant_length() {
-    for (drafter, seed) in
-        [Drafter::Match, Drafter::Layer].into_iter().flat_map(|d| (1..6).map(move |seed| (d, seed)))
-    {
+    check(0.0, 100, 0.95);
+}
+
+#[test]
+fn hiccups_that_are_nobodys_fault_do_not_keep_drafts_off() {
+    check(0.01, 400, 0.88);
+}
+
+/// All cells, with runs of this many steps of one row, and at least this part of the best.
+fn check(hiccups: f64, steps: usize, bound: f64) {
+    let drafters = [Drafter::Match, Drafter::Layer];
+    for (drafter, seed) in drafters.into_iter().flat_map(|drafter| (1..6).map(move |seed| (drafter, seed))) {
         let mut server = Server::new(drafter, seed);
+        server.hiccups = hiccups;
         for (rows, _) in VERIFY {
             for length in LENGTHS {
                 server.run(40, rows, Some(length));
@@ -176,13 +190,14 @@ fn forced_acceptance_on_the_steps_of_a_gpu_is_served_as_well_as_by_the_best_cons
         for forced in [4.0, 3.0, 2.0, 1.2] {
             server.forced = forced;
             server.run(12, 32, Some(K));
-            for (rows, steps) in [(1, 100), (8, 60), (32, 40)] {
+            for (rows, share) in [(1, 1.0), (8, 0.6), (32, 0.4)] {
+                let steps = (share * steps as f64) as usize;
                 server.run(steps, rows, None);
                 let rate = server.run(3 * steps, rows, None);
                 let off = server.constant(rows, 0);
                 let best = LENGTHS.iter().map(|length| server.constant(rows, *length)).fold(off, f64::max);
                 assert!(
-                    rate >= 0.98 * off && rate >= 0.95 * best,
+                    rate >= 0.98 * off && rate >= bound * best,
                     "{drafter:?}, {rows} rows, {forced}, seed {seed}: {:.3} of off, {:.3} of the best",
                     rate / off,
                     rate / best

@@ -4,6 +4,7 @@
 //! stops accepting, and that only for a moment; when asked to stop, connections end after the answer they are in.
 
 use std::convert::Infallible;
+use std::future::poll_fn;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::pin;
@@ -14,10 +15,10 @@ use axum::body::Body;
 use axum::http::{Request, Response};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
-use hyper::service::service_fn;
+use hyper::service::{HttpService, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::server::graceful::GracefulShutdown;
 use tokio::net::{TcpListener, TcpSocket, TcpStream, lookup_host};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 use tower_service::Service as _;
@@ -77,7 +78,7 @@ pub async fn serve(
     // An event is a few hundred bytes: copying it beside its frame costs less than a vectored write of three parts.
     http.writev(false);
     http.header_read_timeout((!header_timeout.is_zero()).then_some(header_timeout));
-    let graceful = GracefulShutdown::new();
+    let (stop, stopped) = watch::channel(());
     let mut connections = JoinSet::new();
     let mut stopping = pin!(stopping);
     loop {
@@ -86,19 +87,44 @@ pub async fn serve(
             stream = accept(&listener) => {
                 let router = router.clone();
                 let service = service_fn(move |request| answer(router.clone(), request));
-                let connection = graceful.watch(http.serve_connection(TokioIo::new(stream), service));
-                connections.spawn(async move {
-                    if let Err(error) = connection.await {
-                        // The client left, or sent what is not HTTP: its own affair.
-                        tracing::trace!(%error, "a connection ended");
-                    }
-                });
+                let connection = http.serve_connection(TokioIo::new(stream), service);
+                connections.spawn(drive(connection, stopped.clone()));
             }
             Some(_) = connections.join_next() => {}
         }
     }
     drop(listener);
-    graceful.shutdown().await;
+    // There may be no connection to tell.
+    let _ = stop.send(());
+    while connections.join_next().await.is_some() {}
+}
+
+/// Serves one connection; asks it to end after the answer it is in once `stopped` changes.
+async fn drive<S>(connection: http1::Connection<TokioIo<TcpStream>, S>, stopped: watch::Receiver<()>)
+where
+    S: HttpService<Incoming, ResBody = Body, Error = Infallible>,
+{
+    let mut connection = pin!(connection);
+    let mut told = false;
+    let mut change = stopped.clone();
+    let mut change = pin!(change.changed());
+    let mut waiting = false;
+    let ended = poll_fn(|context| {
+        // The wait has the waker of this task from its first poll on. To poll it for every event would take a lock that
+        // all connections share.
+        if !std::mem::replace(&mut waiting, true) {
+            let _ = change.as_mut().poll(context);
+        }
+        if !told && stopped.has_changed().unwrap_or(true) {
+            told = true;
+            connection.as_mut().graceful_shutdown();
+        }
+        connection.as_mut().poll(context)
+    });
+    if let Err(error) = ended.await {
+        // The client left, or sent what is not HTTP: its own affair.
+        tracing::trace!(%error, "a connection ended");
+    }
 }
 
 async fn answer(mut router: Router, request: Request<Incoming>) -> Result<Response<Body>, Infallible> {

@@ -1,5 +1,9 @@
 //! What every request passes on its way in and out: its id, the key check, the HTTP metrics.
 
+use std::future::poll_fn;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::pin;
+use std::task::Poll;
 use std::time::Instant;
 
 use axum::body::Body;
@@ -41,7 +45,7 @@ pub async fn edge(State(state): State<SharedState>, mut request: Request, next: 
     let method = request.method().clone();
     let checked = if is_open { Ok(()) } else { state.keys.check(request.headers()) };
     let mut response = match checked {
-        Ok(()) => next.run(request).await,
+        Ok(()) => unwound(next.run(request)).await,
         Err(error) => error.into_response(),
     };
     let error = response.extensions_mut().remove::<ApiError>();
@@ -79,8 +83,19 @@ pub async fn edge(State(state): State<SharedState>, mut request: Request, next: 
     if method == HttpMethod::HEAD { response.map(|_| Body::empty()) } else { response }
 }
 
+/// What the handler answers; a panic in it ends its request only.
+async fn unwound(handler: impl Future<Output = Response>) -> Response {
+    let mut handler = pin!(handler);
+    poll_fn(|context| {
+        // A handler that panicked is not polled again.
+        catch_unwind(AssertUnwindSafe(|| handler.as_mut().poll(context)))
+            .unwrap_or_else(|panic| Poll::Ready(panicked(&*panic)))
+    })
+    .await
+}
+
 /// Turns a panic of a handler into that request's 500.
-pub fn panicked(panic: &(dyn std::any::Any + Send)) -> Response {
+fn panicked(panic: &(dyn std::any::Any + Send)) -> Response {
     let text =
         panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
     tracing::error!(panic = text.unwrap_or("no message"), "a handler panicked");
@@ -111,8 +126,12 @@ mod tests {
 
     #[test]
     fn a_panic_is_a_500_that_says_nothing_of_itself() {
-        let secret: Box<dyn std::any::Any + Send> = Box::new("index 7 out of range".to_owned());
-        let response = panicked(&*secret);
+        let handler = async {
+            tokio::task::yield_now().await;
+            panic!("index 7 out of range")
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let response = runtime.block_on(unwound(handler));
         assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
         assert_eq!(response.headers()[CONTENT_TYPE], "application/json");
     }

@@ -5,7 +5,6 @@
 //! skips the waiting. After a failure the server answers 503 for [`LINGER`], so that probes and clients see why; if the
 //! model could not be loaded, it ends at once.
 
-use std::any::Any;
 use std::io;
 use std::pin::pin;
 use std::time::Duration;
@@ -20,7 +19,6 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
-use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::cors::{AllowOrigin, CorsLayer};
 
 use crate::connections;
@@ -78,9 +76,7 @@ pub fn runtime_goes_on<R>(work: impl FnOnce() -> R) -> R {
 
 /// The whole HTTP service.
 pub fn router(state: &SharedState) -> Router {
-    let router = routes::router()
-        .layer(CatchPanicLayer::custom(|panic: Box<dyn Any + Send>| edge::panicked(&*panic)))
-        .layer(axum::middleware::from_fn_with_state(state.clone(), edge::edge));
+    let router = routes::router().layer(axum::middleware::from_fn_with_state(state.clone(), edge::edge));
     let router = match cors(&state.http.allowed_origins) {
         Some(cors) => router.layer(cors),
         None => router,

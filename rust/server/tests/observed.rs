@@ -133,12 +133,10 @@ fn every_token_of_a_run_is_counted_vllm_47382() {
 
 #[test]
 fn what_only_the_worker_counts_is_read_when_somebody_scrapes() {
-    let worker = letters()
-        .answering("experts", r#"{"layers": [1], "tokens": [[6, 2]]}"#)
-        .answering(
-            "counters",
-            r#"{"graph_steps": 7, "eager_steps": {"3x1": 2}, "late_compiles": {}, "memory": {"graphs": 9}}"#,
-        );
+    let worker = letters().answering("experts", r#"{"layers": [1], "tokens": [[6, 2]]}"#).answering(
+        "counters",
+        r#"{"graph_steps": 7, "eager_steps": {"3x1": 2}, "late_compiles": {}, "memory": {"graphs": 9}}"#,
+    );
     let server = Server::start(worker);
     let labels = r#"model_name="mock",engine="0""#;
     for (name, count) in [

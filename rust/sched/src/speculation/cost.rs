@@ -18,9 +18,11 @@ use super::law::{Experts, Law, Sample};
 
 pub use super::curve::Curve;
 
-/// A measurement beyond this factor of what is expected counts as this factor: a hiccup must not pass for a change, and
-/// a change comes back.
+/// A measurement below this part of what is expected counts as this part: a hiccup must not pass for a change, and a change
+/// comes back.
 const OUTLIER: f64 = 3.0;
+/// The same for measurements beyond a multiple of what is expected: most hiccups are of that kind.
+const HICCUP: f64 = 2.0;
 /// Buckets of rows that stand for each other where the law carries times over: half as many again.
 const NEAR: u32 = 2;
 /// The same for what proposing adds: four times as many.
@@ -170,7 +172,7 @@ impl CostModel {
         let adds = self.drafting(rows).at(proposed);
         let at = (bucket(rows), bucket(drafts));
         let known = self.cells.get(&at).filter(|cell| cell.weight >= 3.0).map(|cell| cell.seconds + adds);
-        let seconds = known.map_or(seconds, |known| seconds.clamp(known / OUTLIER, known * OUTLIER));
+        let seconds = known.map_or(seconds, |known| seconds.clamp(known / OUTLIER, known * HICCUP));
         // Without drafts the time of the step is known, so that the rest is what proposing adds; with drafts, and with
         // proposing known, it is the other way round.
         let proposes_only = drafts == 0 && proposed > 0;

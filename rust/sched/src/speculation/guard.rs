@@ -6,6 +6,9 @@
 //! there are no drafts until it has earned enough. So whatever the model gets wrong, the time lost is at most half a
 //! percent plus the cap, as far as the estimate of plain steps is right; probes keep that one fresh.
 //!
+//! Machines have hiccups: a step now and then takes ten times as long as others like it, whatever it does. Paid in full they
+//! would keep drafts off for thousands of steps. So a lone one is paid for as half as long again, and none empties the account.
+//!
 //! Drafts follow what a step returns, so with them the next step cannot be planned while one runs, and what the host does
 //! between two steps is time lost. Therefore steps without drafts count as plain only where they were planned ahead, if the
 //! engine does that at all; probes last until one was. A text in which there is seldom something to propose pays for the
@@ -48,6 +51,10 @@ const FRESH: f64 = 0.1;
 /// A step this far from its predicted time, several times in a row, says that the machine has changed.
 const SURPRISE: f64 = 0.25;
 const SURPRISES: i32 = 3;
+/// A step beyond this factor of its expected time is paid for as one of this factor, unless the one before was a surprise too.
+const HICCUP: f64 = 1.5;
+/// The most that one step can lose: it takes several to empty a full account.
+const MOST_LOST: f64 = CAP / 4.0;
 /// Steps that must lie between a surprise and the last step without drafts.
 const SURPRISE_AFTER: u64 = 20;
 /// Lengths whose cost is looked at first.
@@ -352,11 +359,15 @@ impl Guard {
             self.waiting = (self.waiting + FRESH * (seconds - plain - self.waiting)).clamp(0.0, plain);
         }
         if drafts > 0 || proposed > 0 || (waits && self.on) {
+            let expected = if waits { plain + self.waiting } else { curve.at(drafts) + drafting };
             if !waits {
-                self.note_surprise(seconds / (curve.at(drafts) + drafting) - 1.0, rows);
+                self.note_surprise(seconds / expected - 1.0, rows);
             }
             if governed && plain > 0.0 {
-                let gained = tokens as f64 / rows as f64 - seconds / plain;
+                // A hiccup is nobody's loss, if it stays alone.
+                let is_alone = self.surprises <= 1;
+                let lost = if is_alone { seconds.min(HICCUP * expected) } else { seconds } / plain;
+                let gained = (tokens as f64 / rows as f64 - lost).max(-MOST_LOST);
                 self.account = (self.account + gained).min(CAP);
                 if self.account < 0.0 {
                     self.suspended = true;
