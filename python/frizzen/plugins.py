@@ -13,8 +13,8 @@ A plug-in is a module or a file that registers parsers when it is imported::
 
 The function gets the whole text between two markers and returns the calls in it, each a name and its
 arguments as JSON text, or raises if there is none: the text is then content, as it is after five seconds. It
-must be a function of its argument: under ``python -X dev`` it is called twice, and an answer that differs is an
-error.
+must be a function of its argument: under ``python -X dev`` it is called twice, and an answer that differs is
+an error.
 """
 
 from __future__ import annotations
