@@ -25,7 +25,6 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("expert_balance", "what_only_the_worker_counts_is_read_when_somebody_scrapes"),
     ("graph_steps", "what_only_the_worker_counts_is_read_when_somebody_scrapes"),
     ("eager_steps", "what_only_the_worker_counts_is_read_when_somebody_scrapes"),
-    ("memory_bytes", "what_only_the_worker_counts_is_read_when_somebody_scrapes"),
     ("late_compiles", "rust/metrics/tests/worker.rs"),
     ("worker_events", "rust/metrics/tests/worker.rs"),
     ("kernel_info", "tests/http/test_expert_metrics.py"),
