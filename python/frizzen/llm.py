@@ -16,6 +16,7 @@ from frizzen.interrupts import deferred_interrupts
 from frizzen.outputs import (
     ClassificationOutput,
     EmbeddingOutput,
+    PoolingOutput,
     PoolingRequestOutput,
     RequestOutput,
     ScoringOutput,
@@ -127,6 +128,45 @@ class LLM:
         tokens: list[str | list[int]] = [engine.encode(text, False) for text in texts]
         return self._run(tokens, sampling_params, use_tqdm, texts)
 
+    def encode(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        pooling_task: str | None = None,
+        use_activation: bool | None = None,
+        use_tqdm: bool | None = None,
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
+        """What the model makes of one text or of each of several, as ``/pooling`` returns it.
+
+        Args:
+            prompts: As for ``generate``.
+            pooling_task: ``embed`` or ``classify``, whichever the model has, gives a vector of each text;
+                ``token_embed`` or ``token_classify`` one of each token, ``[T, size]``. The model's own by
+                default.
+            use_activation: Normalise embeddings, or make probabilities; by default what the model was made
+                for.
+            use_tqdm: As for ``generate``.
+
+        Raises:
+            RequestError: the model has another task, or a prompt does not fit it.
+        """
+        info = self._pooling()
+        own = f"token_{info['task']}" if info["per_token"] else info["task"]
+        task = own if pooling_task is None else pooling_task
+        if task not in {own, f"token_{info['task']}"}:
+            raise RequestError(f"this model's task is {own}, not {task}")
+        per_token = task.startswith("token_")
+        size = info["size"]
+
+        def output(values: list[float]) -> PoolingOutput:
+            if not per_token:
+                return PoolingOutput(values)
+            return PoolingOutput([values[at : at + size] for at in range(0, len(values), size)])
+
+        return self._pool(
+            self._tokens(prompts), output, use_tqdm, activate=use_activation, per_token=per_token
+        )
+
     def embed(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -187,7 +227,8 @@ class LLM:
         """How well texts fit: one to each of several, or pair by pair.
 
         A cross-encoder (a classifier with one class) reads both texts together; of an embedding model it is
-        the cosine of their embeddings.
+        the cosine of their embeddings, or, where each token has one, how well the tokens fit (late
+        interaction).
 
         Args:
             data_1: A text, or as many as ``data_2`` has.
@@ -210,6 +251,8 @@ class LLM:
             encode = self._open().encode_pair
             pairs = [encode(first, second) for first, second in zip(firsts, seconds, strict=True)]
             return self._pool(pairs, lambda vector: ScoringOutput(vector[0]), use_tqdm)
+        if self._pooling()["per_token"]:
+            return self._late_interaction(firsts, seconds, use_tqdm)
         found = self.embed([*firsts, *seconds], normalize=True, use_tqdm=use_tqdm)
         left, right = found[: len(firsts)], found[len(firsts) :]
         if len(left) == 1:
@@ -217,6 +260,25 @@ class LLM:
         return [
             PoolingRequestOutput(
                 ScoringOutput(math.fsum(map(mul, one.outputs.embedding, other.outputs.embedding))),
+                one.prompt_token_ids + other.prompt_token_ids,
+            )
+            for one, other in zip(left, right, strict=True)
+        ]
+
+    def _late_interaction(
+        self, firsts: Sequence[str], seconds: Sequence[str], use_tqdm: bool | None
+    ) -> list[PoolingRequestOutput[ScoringOutput]]:
+        from frizzen._core import late_interaction
+
+        size = self._pooling()["size"]
+        tokens = self._tokens([*firsts, *seconds])
+        found = self._pool(tokens, list[float], use_tqdm, activate=True, per_token=True)
+        left, right = found[: len(firsts)], found[len(firsts) :]
+        if len(left) == 1:
+            left *= len(right)
+        return [
+            PoolingRequestOutput(
+                ScoringOutput(late_interaction(one.outputs, other.outputs, size)),
                 one.prompt_token_ids + other.prompt_token_ids,
             )
             for one, other in zip(left, right, strict=True)
@@ -280,8 +342,9 @@ class LLM:
             raise RequestError(
                 f"scores need a classifier with one class, this model's task is classify with {info['size']}"
             )
-        if wanted != "score" and info["task"] != wanted:
-            raise RequestError(f"this model's task is {info['task']}, not {wanted}")
+        own = f"token_{info['task']}" if info["per_token"] else info["task"]
+        if own != wanted and (wanted != "score" or info["per_token"]):
+            raise RequestError(f"this model's task is {own}, not {wanted}")
 
     def _tokens(self, prompts: Prompt | Sequence[Prompt]) -> list[Tokens]:
         encode = self._open().encode_pair

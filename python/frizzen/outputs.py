@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ __all__ = [
     "CompletionOutput",
     "EmbeddingOutput",
     "Logprob",
+    "PoolingOutput",
     "PoolingRequestOutput",
     "RequestOutput",
     "ScoringOutput",
@@ -63,6 +64,9 @@ class RequestOutput:
     speculation: dict[str, Any] | None = None
     """What drafts did, if the request spoke of them: ``drafts``, ``accepted``, ``saved_ms``, and steps by
     ``lengths`` and ``reasons``."""
+    timings: dict[str, Any] = field(default_factory=dict)
+    """Where the time went: ``queue_ms``, ``prefill_ms`` and ``decode_ms`` follow one another;
+    ``lost_to_prefill_ms`` is a part of the last; ``prefill_tokens``, ``decode_tokens``, ``preemptions``."""
 
     @classmethod
     def of(cls, output: CoreOutput, prompt: str | None, decode: Callable[[int], str]) -> RequestOutput:
@@ -89,6 +93,7 @@ class RequestOutput:
             ],
             num_cached_tokens=output.cached_tokens,
             speculation=None if output.speculation_json is None else json.loads(output.speculation_json),
+            timings=json.loads(output.timings_json),
         )
 
 
@@ -97,6 +102,13 @@ class EmbeddingOutput:
     """A text as a point in space."""
 
     embedding: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingOutput:
+    """What ``LLM.encode`` returns of a text: a vector, or one of each of its tokens."""
+
+    data: list[float] | list[list[float]]
 
 
 @dataclass(frozen=True, slots=True)

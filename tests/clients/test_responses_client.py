@@ -211,7 +211,6 @@ def test_bad_fields_are_named_as_this_dialect_names_them(
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("background", True),
         ("conversation", "conv_1"),
         ("top_logprobs", 3),
         ("include", ["message.output_text.logprobs"]),

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -118,3 +119,98 @@ def test_a_headless_engine_without_a_front_end_says_so(tmp_path: Path) -> None:
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=20)
     assert ended.returncode == 1
     assert f"no front end at {socket}" in ended.stderr
+
+
+def answer(server: MockServer, path: str, body: dict[str, Any] | None = None) -> Any:
+    status, text = server.call(path, None if body is None else json.dumps(body).encode())
+    assert status == 200, text
+    return json.loads(text)
+
+
+def test_speculation_is_shown_engine_by_engine_and_added_up() -> None:
+    flags = ["--drafter", "ngram", "--num-speculative-tokens", "3", "--say", "echo"]
+    with MockServer("--data-parallel-size", "2", *flags) as server:
+        for prompt in ("abcabcabcabc", "xyzxyzxyzxyz", "defdefdefdef", "uvwuvwuvwuvw"):
+            body = {"prompt": prompt, "max_tokens": 40, "speculation": {"max_tokens": 3}, "ignore_eos": True}
+            answer(server, "/v1/completions", body)
+
+        def told() -> bool:
+            found = answer(server, "/v1/speculation")
+            return found["drafter"] == "ngram" and found["totals"]["drafts"] > 0
+
+        server.wait_until("the engines have said how drafts fare", told)
+        found = answer(server, "/v1/speculation")
+        assert [engine["engine"] for engine in found["engines"]] == [0, 1]
+        assert found["max_drafts"] == 3
+        told_by_each = [engine["totals"]["drafts"] for engine in found["engines"] if engine["drafter"]]
+        assert found["totals"]["drafts"] == sum(told_by_each)
+
+
+def test_the_plan_and_the_server_are_shown_engine_by_engine(two: MockServer) -> None:
+    plan = answer(two, "/v1/plan")
+    assert plan["engines"] == [{"engine": 0, "same": True}, {"engine": 1, "same": True}]
+    info = answer(two, "/server_info")
+    assert [engine["engine"] for engine in info["engines"]] == [0, 1]
+    assert all(engine["num_blocks"] > 0 for engine in info["engines"])
+
+
+def test_pause_sleep_and_abort_reach_every_engine(two: MockServer) -> None:
+    assert answer(two, "/pause?mode=wait", {})["is_paused"] is True
+    held: list[Any] = []
+    threads = [threading.Thread(target=lambda: held.append(two.complete(5))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    two.wait_until("they wait", lambda: answer(two, "/load")["waiting"] == 4)
+    assert sorted(engine["waiting"] for engine in engines(two)) == [2, 2]
+    answer(two, "/resume", {})
+    for thread in threads:
+        thread.join()
+    assert [status for status, _ in held] == [200] * 4
+    assert answer(two, "/reset_prefix_cache", {})["reset"] is True
+    asleep = answer(two, "/sleep?level=1", {})
+    assert (asleep["is_sleeping"], asleep["prefix_cache"]) == (True, "dropped")
+    assert two.complete(1)[0] == 503
+    answer(two, "/wake_up", {})
+    body = json.dumps({"prompt": "x", "max_tokens": 4000, "ignore_eos": True}).encode()
+    ended: list[Any] = []
+    threads = [
+        threading.Thread(target=lambda: ended.append(two.call("/v1/completions", body))) for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    two.wait_until("one runs in each", lambda: [engine["running"] for engine in engines(two)] == [1, 1])
+    assert answer(two, "/abort_requests", {"all": True})["aborted"] == 2
+    for thread in threads:
+        thread.join()
+    assert [json.loads(text)["choices"][0]["finish_reason"] for _, text in ended] == ["abort", "abort"]
+
+
+def test_a_request_that_is_being_computed_fails_alone_when_its_engine_is_killed(two: MockServer) -> None:
+    body = json.dumps({"prompt": "x", "max_tokens": 1500, "ignore_eos": True}).encode()
+    ended: list[Any] = []
+    threads = [
+        threading.Thread(target=lambda: ended.append(two.call("/v1/completions", body))) for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    two.wait_until("one runs in each", lambda: [engine["running"] for engine in engines(two)] == [1, 1])
+    os.kill(processes(two)[0], signal.SIGKILL)
+    for thread in threads:
+        thread.join()
+    statuses = sorted(status for status, _ in ended)
+    assert statuses == [200, 500], ended
+    lost = next(json.loads(text) for status, text in ended if status == 500)
+    assert "engine 0" in lost["error"]["message"]
+
+
+def test_vectors_come_from_every_engine_and_through_the_wire() -> None:
+    with (
+        MockServer("--data-parallel-size", "2", "--embed-size", "4") as server,
+        MockServer("--embed-size", "4") as single,
+    ):
+        for body in (
+            {"input": [f"text {number}" for number in range(8)]},
+            {"input": ["ab", "abc"], "task": "token_embed"},
+        ):
+            path = "/pooling"
+            assert answer(server, path, body)["data"] == answer(single, path, body)["data"]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from frizzen import LLM
+from frizzen import LLM, _core
 from frizzen.errors import ConfigError, LoadError, RequestError
 from tests.pooling.checkpoints import class_logits, hidden_states, pooled, save, sentence_transformer
 
@@ -184,7 +184,7 @@ def test_what_is_not_computed_is_refused_with_its_name(tmp_path: Path) -> None:
     with pytest.raises(LoadError, match="module Dense is not supported"):
         open_llm(path)
     other = save(tmp_path / "o", "Bert", "Model")
-    with pytest.raises(ConfigError, match="pooling_type must be one of mean, cls, last, got 'MAX'"):
+    with pytest.raises(ConfigError, match="pooling_type must be one of mean, cls, last, all, got 'MAX'"):
         open_llm(other, pooler_config='{"pooling_type": "MAX"}')
     with pytest.raises(ConfigError, match="must be at least max_model_len 130"):
         open_llm(other, max_num_batched_tokens=64)
@@ -201,3 +201,38 @@ def test_a_text_that_is_not_finite_fails_alone(tmp_path: Path) -> None:
         with pytest.raises(RuntimeError, match="not finite"):
             llm.embed([[5, 9], [5, 6]])
         assert all(torch.isfinite(vector).all() for vector in embeddings(llm, [[5, 6]]))
+
+
+@pytest.mark.parametrize("kind", ["Bert", "Llama"])
+@pytest.mark.parametrize("budget", [None, 24])
+def test_each_tokens_vector_is_its_hidden_state(tmp_path: Path, kind: str, budget: int | None) -> None:
+    if kind == "Bert" and budget is not None:
+        pytest.skip("an encoder's prompts are computed whole")
+    path = save(tmp_path / "m", kind, "Model")
+    options = {} if budget is None else {"max_num_batched_tokens": budget}
+    with open_llm(path, runner="pooling", **options) as llm:
+        for _ in range(2):
+            plain = embeddings(llm, PROMPTS, normalize=True)
+            outputs = llm.encode(PROMPTS, pooling_task="token_embed", use_activation=False)
+            for output, prompt in zip(outputs, PROMPTS, strict=True):
+                got = torch.tensor(output.outputs.data)
+                torch.testing.assert_close(got, hidden_states(path, prompt), atol=BOUND, rtol=1e-4)
+            again = llm.encode(PROMPTS, use_activation=True)
+            check([torch.tensor(output.outputs.data) for output in again], plain)
+        with pytest.raises(RequestError, match="this model's task is embed, not classify"):
+            llm.encode(PROMPTS, pooling_task="classify")
+
+
+def test_a_model_of_tokens_scores_by_late_interaction(tmp_path: Path) -> None:
+    path = save(tmp_path / "m", "Bert", "Model")
+    with open_llm(path, pooler_config='{"pooling_type": "ALL"}') as llm:
+        prompts = PROMPTS[1:3]
+        unit = [torch.tensor(output.outputs.data) for output in llm.encode(prompts)]
+        assert [len(matrix) for matrix in unit] == [len(prompt) for prompt in prompts]
+        for matrix in unit:
+            torch.testing.assert_close(matrix.norm(dim=1), torch.ones(len(matrix)), atol=1e-5, rtol=0)
+        wanted = (unit[0] @ unit[1].T).max(dim=1).values.sum().item()
+        flat = [matrix.flatten().tolist() for matrix in unit]
+        assert _core.late_interaction(flat[0], flat[1], unit[0].shape[1]) == pytest.approx(wanted, abs=1e-4)
+        with pytest.raises(RequestError, match="this model's task is token_embed, not embed"):
+            llm.embed(prompts)

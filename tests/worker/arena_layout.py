@@ -76,6 +76,7 @@ def layout(
         ("prompt_top_logprobs", "float32", (t, n)),
         ("mask_rows", "int32", (s,)),
         ("masks", "int32", (s, -(-vocab_size // 32))),
+        ("token_vectors", "float32", (t, pooled_size)),
     ]
     sections = []
     offset = 0

@@ -275,9 +275,9 @@ class Driver:
         fill_columns(arena, ("sample_tokens", "sample_rows", "uniforms"), samples)
         fill_columns(arena, ("prompt_tokens", "prompt_rows", "prompt_targets"), scored)
         lengths = [end - start for start, end in pairwise(starts)]
-        header = [3, self.steps, len(order), lengths.count(1), len(tokens), len(samples)]
+        header = [5, self.steps, len(order), lengths.count(1), len(tokens), len(samples)]
         header += [len(scored), len(changes), len(admitted), max(lengths), max(ends), len(masks)]
-        header += [self.propose, 0]
+        header += [self.propose, 0, 0]
         fill(arena.header, header)
         self._run(index, masks)
         sampling = {place for _, place, _ in samples}

@@ -5,12 +5,24 @@ from typing import final
 
 from frizzen._core import cpu as cpu
 
-__all__ = ["ArenaLayout", "Engine", "RequestOutput", "TokenLogprob", "__version__", "cpu", "serve"]
+__all__ = [
+    "ArenaLayout",
+    "Engine",
+    "RequestOutput",
+    "TokenLogprob",
+    "__version__",
+    "cpu",
+    "late_interaction",
+    "serve",
+]
 
 __version__: str
 
 def serve(argv: Sequence[str]) -> int:
     """Runs the HTTP server until it is told to stop; returns the exit code."""
+
+def late_interaction(query: Sequence[float], document: Sequence[float], size: int) -> float:
+    """How well a document fits a query, each a normalised vector of `size` numbers per token."""
 
 @final
 class ArenaLayout:
@@ -69,6 +81,8 @@ class RequestOutput:
     def cached_tokens(self) -> int: ...
     @property
     def speculation_json(self) -> str | None: ...
+    @property
+    def timings_json(self) -> str: ...
     @property
     def logprobs(self) -> list[TokenLogprob] | None: ...
     @property

@@ -15,8 +15,8 @@ from frizzen.step import StepContext
 
 __all__ = ["KINDS", "Backbone", "PoolingConfig", "PoolingModel"]
 
-KINDS = ("mean", "cls", "last")
-"""Which hidden states make the vector: their mean, the first token's, the last token's."""
+KINDS = ("mean", "cls", "last", "all")
+"""Which hidden states make the vector: their mean, the first token's, the last token's; or each makes one."""
 
 _SPELLINGS = {
     "mean": "mean",
@@ -24,6 +24,7 @@ _SPELLINGS = {
     "last": "last",
     "lasttoken": "last",
     "last_token": "last",
+    "all": "all",
 }
 
 
@@ -65,7 +66,7 @@ class PoolingConfig:
 
     def to_json(self) -> dict[str, Any]:
         """What the engine is told."""
-        values = asdict(self) | {"every_token": self.every_token}
+        values = asdict(self) | {"every_token": self.every_token, "per_token": self.kind == "all"}
         del values["kind"]
         return values
 
@@ -80,7 +81,7 @@ def parse_pooler_config(text: str) -> dict[str, Any]:
         raise ConfigError(f"pooler_config must be a JSON object, got {text}")
     found: dict[str, Any] = {}
     for name, value in raw.items():
-        if name in {"pooling_type", "seq_pooling_type"}:
+        if name in {"pooling_type", "seq_pooling_type", "tok_pooling_type"}:
             kind = _SPELLINGS.get(str(value).lower())
             if kind is None:
                 raise ConfigError(f"pooling_type must be one of {', '.join(KINDS)}, got {value!r}")

@@ -31,7 +31,7 @@ __all__ = [
     "to_device",
 ]
 
-VERSION = 3
+VERSION = 5
 """Layout version that this worker reads, the header's first word."""
 
 
@@ -65,6 +65,8 @@ class Header(NamedTuple):
     propose: int
     irregular: int
     """Written by the worker, see ``Arena.mark_irregular``."""
+    token_vectors: int
+    """1 if the step's tokens are to have a vector each."""
 
 
 class Admit(IntEnum):
@@ -165,6 +167,7 @@ class Sections:
     prompt_top_logprobs: torch.Tensor
     mask_rows: torch.Tensor
     masks: torch.Tensor
+    token_vectors: torch.Tensor
 
 
 class Arena:
@@ -200,7 +203,7 @@ class Arena:
         self._done = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
         offsets = {name: offset for name, _, _, offset in layout.sections}
         # The sections lie in the order in which a step needs them: plan, admissions, results,
-        # log-probabilities; and, written when the plan is on its way already, masks.
+        # log-probabilities; and, each with a copy of its own, masks and vectors of tokens.
         self._admissions = offsets["admit_rows"]
         self._results = offsets["num_sampled"]
         self._logprobs = offsets["logprobs"]
@@ -236,10 +239,16 @@ class Arena:
             self.device.mask_rows[:count].copy_(self.host.mask_rows[:count], non_blocking=True)
             self.device.masks[:count].copy_(self.host.masks[:count], non_blocking=True)
 
-    def download(self, results: Results) -> None:
-        """Brings the results back, in stream order; ``wait`` tells when they are there."""
+    def download(self, results: Results, token_vectors: int = 0) -> None:
+        """Brings the results and ``token_vectors`` of them back, in stream order.
+
+        ``wait`` tells when they are there.
+        """
         if not self._mirrored:
             return
+        if token_vectors:
+            vectors = self.device.token_vectors[:token_vectors]
+            self.host.token_vectors[:token_vectors].copy_(vectors, non_blocking=True)
         end = self._logprobs
         if Results.PROMPT_LOGPROBS in results:
             end = self._masks

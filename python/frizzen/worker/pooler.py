@@ -1,4 +1,4 @@
-"""From hidden states to one vector per text, however many steps its tokens take."""
+"""From hidden states to one vector per text, however many steps its tokens take, or to one per token."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ class Pooler:
     So the sum of a text does not depend on the chunks that it was computed in.
 
     Args:
-        kind: ``mean`` of all tokens, or the state of the first (``cls``) or ``last`` one.
+        kind: ``mean`` of all tokens, or the state of the first (``cls``) or ``last`` one; ``all`` makes
+            none of a text but one of each token.
         hidden_size: Size ``H`` of a hidden state.
         vectors: What the model makes of a pooled state, ``[S, H]`` float32 -> ``[S, size]`` float32.
         batch: The rows.
@@ -39,7 +40,8 @@ class Pooler:
         self._vectors = vectors
         self._batch = batch
         # The last token's state is in the step that ends a text: nothing is kept from earlier ones.
-        rows = 0 if kind == "last" else len(batch.flags)
+        self._sums_up = kind in {"mean", "cls"}
+        rows = len(batch.flags) if self._sums_up else 0
         self._sums = torch.zeros(rows, hidden_size, device=device)
 
     def begin(self, arena: Arena, header: Header, step: StepContext) -> Tensor:
@@ -48,7 +50,7 @@ class Pooler:
         Returns ``[T]`` int64, the row of the persistent batch of each token.
         """
         plan = arena.device
-        if header.num_admits and self._kind != "last":
+        if header.num_admits and self._sums_up:
             self._sums.index_fill_(0, plan.admit_rows[: header.num_admits].long(), 0)
         tokens = torch.arange(header.num_tokens, dtype=torch.int32, device=step.positions.device)
         of_step = torch.searchsorted(step.query_start[1:], tokens, right=True)
@@ -60,15 +62,17 @@ class Pooler:
     def finish(self, hidden: Tensor, rows: Tensor, arena: Arena, header: Header, step: StepContext) -> None:
         """Takes the step's hidden states ``[T, H]`` in; writes the vectors of the texts that end in it."""
         plan, count = arena.device, header.num_samples
+        if header.token_vectors:
+            self._of_tokens(hidden, arena, header, step)
         states = hidden
         if self._kind == "cls":
             states = hidden.masked_fill((step.positions > 0).unsqueeze(1), 0)
-        if self._kind != "last":
+        if self._sums_up:
             self._sums.index_add_(0, rows, states.float())
         if count == 0:
             return
         places = plan.sample_rows[:count].long()
-        if self._kind == "last":
+        if not self._sums_up:
             pooled = hidden.index_select(0, plan.sample_tokens[:count]).float()
         else:
             pooled = self._sums.index_select(0, plan.rows[: header.num_rows].long()[places])
@@ -77,4 +81,15 @@ class Pooler:
         vectors = self._vectors(pooled)
         plan.pooled.index_copy_(0, places, vectors)
         finite = vectors.isfinite().all(dim=1)
-        plan.row_status.index_copy_(0, places, torch.where(finite, RowStatus.OK, RowStatus.NOT_FINITE).int())
+        failed = torch.where(finite, RowStatus.OK, RowStatus.NOT_FINITE).int()
+        plan.row_status.index_copy_(0, places, torch.maximum(plan.row_status[places], failed))
+
+    def _of_tokens(self, hidden: Tensor, arena: Arena, header: Header, step: StepContext) -> None:
+        """Writes the vector of each of the step's tokens; a row with one that is not finite has failed."""
+        plan = arena.device
+        vectors = self._vectors(hidden.float())
+        plan.token_vectors[: header.num_tokens].copy_(vectors)
+        tokens = torch.arange(header.num_tokens, dtype=torch.int32, device=hidden.device)
+        rows = torch.searchsorted(step.query_start[1:], tokens, right=True)
+        failed = torch.where(vectors.isfinite().all(dim=1), RowStatus.OK, RowStatus.NOT_FINITE).int()
+        plan.row_status.scatter_reduce_(0, rows.long(), failed, "amax")

@@ -43,5 +43,5 @@ class PoolingWorker(Worker):
         results.num_sampled[: header.num_rows].zero_()
         results.row_status[: header.num_rows].zero_()
         self._pooler.finish(hidden, rows, arena, header, step)
-        arena.download(Results(0))
+        arena.download(Results(0), header.num_tokens if header.token_vectors else 0)
         self._submitted.append(index)

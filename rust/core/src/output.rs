@@ -113,7 +113,8 @@ pub struct OutputDelta {
     pub logprobs: Vec<TokenLogprobs>,
     /// Entry `i` is about prompt token `i + 1`; complete in the first delta if asked for, else empty.
     pub prompt_logprobs: Vec<TokenLogprobs>,
-    /// With the last delta only, of a request that pools: what the model made of the prompt.
+    /// Of a request that pools: what the model made of the prompt, with the last delta only; or what it made of each of
+    /// the next tokens, one vector after the other.
     pub pooled: Vec<f32>,
     /// With the first delta only.
     pub prefill: Option<PrefillStats>,

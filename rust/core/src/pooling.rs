@@ -13,6 +13,8 @@ use crate::{Error, Result};
 pub struct Pooling {
     /// Index of the first token of the second text, where the prompt is a pair of texts and the model tells them apart.
     pub second_start: Option<u32>,
+    /// The result is a vector of every token of the prompt, one after the other.
+    pub per_token: bool,
 }
 
 /// What the vectors of a model are.
@@ -59,17 +61,22 @@ pub struct PoolingInfo {
     pub every_token: bool,
     /// Every token attends to every other one, so that a prompt must be computed in one step.
     pub whole_prompts: bool,
+    /// Its result is a vector of every token, unless a request says otherwise; texts are compared by their tokens.
+    #[serde(default)]
+    pub per_token: bool,
 }
 
 impl PoolingInfo {
     /// True if the model judges a pair of texts by one number.
     pub const fn is_cross_encoder(&self) -> bool {
-        matches!(self.task, PoolingTask::Classify) && self.size == 1
+        matches!(self.task, PoolingTask::Classify) && self.size == 1 && !self.per_token
     }
 
     /// The tasks that the model has, in words.
     pub const fn tasks(&self) -> &'static str {
         match self.task {
+            PoolingTask::Embed if self.per_token => "token_embed (/v1/embeddings, /pooling, /score, /rerank)",
+            PoolingTask::Classify if self.per_token => "token_classify (/pooling)",
             PoolingTask::Embed => "embed (/v1/embeddings, /pooling, /score, /rerank)",
             PoolingTask::Classify if self.size == 1 => "classify (/classify, /pooling, /score, /rerank)",
             PoolingTask::Classify => "classify (/classify, /pooling)",
@@ -130,12 +137,17 @@ impl PoolingInfo {
         logits
     }
 
-    /// What `/pooling` shows: the embedding or the probabilities.
-    pub fn finish(&self, vector: Vec<f32>, dimensions: Option<u32>, activate: Option<bool>) -> Vec<f32> {
-        match self.task {
+    /// What `/pooling` shows: the embedding or the probabilities; of several vectors, one after the other, those of each.
+    pub fn finish(&self, vectors: Vec<f32>, dimensions: Option<u32>, activate: Option<bool>) -> Vec<f32> {
+        let one = |vector: Vec<f32>| match self.task {
             PoolingTask::Embed => self.embedding(vector, dimensions, activate),
             PoolingTask::Classify => self.probabilities(vector, activate),
+        };
+        let size = self.size as usize;
+        if vectors.len() <= size {
+            return one(vectors);
         }
+        vectors.chunks(size).flat_map(|vector| one(vector.to_vec())).collect()
     }
 }
 
@@ -162,6 +174,17 @@ fn softmax(logits: &mut [f32]) {
     }
 }
 
+/// How well a document fits a query, each a normalised vector of `size` per token: for each token of the query the dot
+/// product with the token of the document that fits it best, added up (`ColBERT`, arXiv 2004.12832).
+pub fn late_interaction(query: &[f32], document: &[f32], size: usize) -> f32 {
+    let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(x, y)| f64::from(*x) * f64::from(*y)).sum::<f64>();
+    let best = |token: &[f32]| {
+        let fits = document.chunks(size).map(|other| dot(token, other));
+        fits.fold(f64::NEG_INFINITY, f64::max)
+    };
+    query.chunks(size).map(best).sum::<f64>() as f32
+}
+
 /// The cosine of the angle between two embeddings; 0 if one of them has no direction.
 pub fn cosine(a: &[f32], b: &[f32]) -> f32 {
     let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(x, y)| f64::from(*x) * f64::from(*y)).sum::<f64>();
@@ -183,6 +206,7 @@ mod tests {
             labels: Vec::new(),
             every_token: false,
             whole_prompts: false,
+            per_token: false,
         }
     }
 
@@ -214,6 +238,17 @@ mod tests {
         assert_eq!(info.probabilities(vec![0.0, 0.0], None), [0.5, 0.5]);
         assert_eq!(info.probabilities(vec![7.0, 1.0], Some(false)), [7.0, 1.0]);
         assert_eq!((sigmoid(-1e30), sigmoid(1e30), sigmoid(0.0)), (0.0, 1.0, 0.5));
+    }
+
+    #[test]
+    fn vectors_of_tokens_are_normalised_each_and_compared_by_their_best_match() {
+        let info = info(PoolingTask::Embed, None);
+        let two = info.finish(vec![3.0, 0.0, 4.0, 0.0, 0.0, 2.0, 0.0, 0.0], None, None);
+        assert_eq!(two, [0.6, 0.0, 0.8, 0.0, 0.0, 1.0, 0.0, 0.0]);
+        let axis = [0.0, 1.0, 0.0, 0.0];
+        assert_eq!(late_interaction(&axis, &two, 4), 1.0);
+        assert_eq!(late_interaction(&two, &axis, 4), 1.0, "the first token of the query fits nothing");
+        assert!((late_interaction(&two, &two, 4) - 2.0).abs() < 1e-6);
     }
 
     #[test]

@@ -68,7 +68,7 @@ pub struct Load {
 }
 
 /// How one of several engines behind a handle is.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct ReplicaStatus {
     /// Its number, from 0: the label `engine` of its metrics.
     pub rank: u32,
@@ -84,6 +84,10 @@ pub struct ReplicaStatus {
     pub open: usize,
     /// Its own load.
     pub load: Load,
+    /// What its worker is, while it takes requests.
+    pub info: Option<Arc<WorkerInfo>>,
+    /// What it said last of itself, in the words of [`ReplicaOptions::report`](crate::remote::replica::ReplicaOptions).
+    pub report: Arc<str>,
 }
 
 pub(crate) struct Shared {
@@ -403,6 +407,7 @@ impl EngineHandle {
     }
 
     /// Asks the worker something, JSON in and out. The answer comes between two steps; none ever comes if the loop ends.
+    /// Of several engines each is asked, and the answer is a list of `{"engine": rank, "answer" or "error": ...}`.
     pub fn control(&self, name: &str, argument: &str) -> Receiver<ControlAnswer> {
         let (answer, answered) = std::sync::mpsc::channel();
         // A loop that has ended drops the question, which the receiver notices.

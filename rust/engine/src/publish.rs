@@ -14,6 +14,7 @@ pub(crate) fn extend(delta: &mut OutputDelta, event: &RowEvent, output: &StepOut
     let scores = output.prompt_logprobs[event.prompt_scores.clone()].iter();
     delta.prompt_logprobs.extend(scores.map(|at| output.logprobs_of(at)));
     delta.pooled.extend_from_slice(&output.pooled[event.pooled.clone()]);
+    delta.pooled.extend_from_slice(&output.token_vectors[event.token_vectors.clone()]);
     delta.prefill = delta.prefill.or(event.first.map(|first| first.prefill));
     delta.timing = Some(event.timing);
     if let Some(finish) = &event.finish {

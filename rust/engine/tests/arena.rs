@@ -207,6 +207,7 @@ fn a_vector_comes_back_for_each_row_at_its_end_and_no_token() {
         labels: Vec::new(),
         every_token: false,
         whole_prompts: false,
+        per_token: false,
     };
     let layout = ArenaLayout::new(ArenaLimits::for_worker(&WorkerInfo { pooling: Some(pooling), ..info() }));
     let mut memory = Vec::new();
@@ -222,6 +223,7 @@ fn a_vector_comes_back_for_each_row_at_its_end_and_no_token() {
     };
     let output = decode(bytes).expect("in range");
     assert_eq!((output.pooled_size, &output.pooled[..]), (3, &[1.5, 2.0, 2.5][..]));
+    assert!(output.token_vectors.is_empty());
     assert_eq!(output.num_sampled, [0, 0]);
     put(&layout, bytes, "num_sampled", 1, 1i32.to_ne_bytes());
     assert!(matches!(decode(bytes), Err(WorkerError::Fatal { .. })), "such a model has no tokens");

@@ -66,6 +66,7 @@ fn replica(path: PathBuf, rank: u32, worker: MockWorker) -> JoinHandle<std::io::
         let metrics = metrics();
         let (handle, seat) = seat(clock.clone(), 1000);
         let options = ReplicaOptions {
+            report: Box::new(|handle| format!("open: {}", handle.open_streams())),
             clock,
             metrics: Arc::clone(&metrics),
             refresh_metrics: Box::new(|_| {}),

@@ -23,5 +23,6 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<output::RequestOutput>()?;
     module.add_class::<output::TokenLogprob>()?;
     module.add_function(wrap_pyfunction!(serve::serve, module)?)?;
+    module.add_function(wrap_pyfunction!(pooling::py_late_interaction, module)?)?;
     cpu::register(module)
 }

@@ -1,6 +1,7 @@
 //! What `Engine.generate` returns.
 
 use frizzen_core::{FinishReason, OutputDelta, StopReason, TokenId, TokenLogprobs};
+use frizzen_server::output::Waterfall;
 use frizzen_server::output::usage::speculation_json;
 use pyo3::IntoPyObject;
 use pyo3::prelude::*;
@@ -51,6 +52,9 @@ pub(crate) struct RequestOutput {
     /// What speculation did, as JSON, if the request spoke of it.
     #[pyo3(get)]
     speculation_json: Option<String>,
+    /// Where its time went, as JSON.
+    #[pyo3(get)]
+    timings_json: String,
     logprobs: Option<Vec<Py<TokenLogprob>>>,
     prompt_logprobs: Option<Vec<Py<TokenLogprob>>>,
 }
@@ -90,7 +94,15 @@ impl RequestOutput {
         let scored = |ids: &[TokenId], scores: &[TokenLogprobs]| -> PyResult<Vec<Py<TokenLogprob>>> {
             ids.iter().zip(scores).map(|(id, score)| Py::new(py, TokenLogprob::new(*id, score))).collect()
         };
+        let prefill = all.prefill.unwrap_or_default();
+        let tokens = all.tokens.len() as u64;
+        let mut timings = Waterfall { timing: all.timing, prefill, tokens, ..Waterfall::default() }.json();
+        // Nobody measures these here: there is no connection, and the text is made between two steps.
+        if let Some(members) = timings.as_object_mut() {
+            members.retain(|name, _| name != "detokenize_ms" && name != "backpressure_ms");
+        }
         Ok(Self {
+            timings_json: timings.to_string(),
             prompt,
             prompt_token_ids: prompt_token_ids.to_vec(),
             text,

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use frizzen_core::pooling::late_interaction;
 use frizzen_core::{Pooling, PoolingInfo, Request, SamplingParams, TokenId};
 use frizzen_engine::Worker;
 use pyo3::exceptions::PyRuntimeError;
@@ -20,6 +21,15 @@ struct PoolOptions {
     dimensions: Option<u32>,
     /// Normalise embeddings, or make probabilities; by default what the model was made for.
     activate: Option<bool>,
+    /// A vector of every token, one after the other.
+    per_token: bool,
+}
+
+/// How well a document fits a query, each a normalised vector of `size` numbers per token.
+#[pyfunction]
+#[pyo3(name = "late_interaction")]
+pub(crate) fn py_late_interaction(query: Vec<f32>, document: Vec<f32>, size: usize) -> f32 {
+    late_interaction(&query, &document, size.max(1))
 }
 
 impl PyEngine {
@@ -42,7 +52,7 @@ impl PyEngine {
             let stream = self.handle.submit(Request {
                 prompt: ids.as_slice().into(),
                 params: SamplingParams::default(),
-                pooling: Some(Pooling { second_start: *second_start }),
+                pooling: Some(Pooling { second_start: *second_start, per_token: options.per_token }),
                 constraint: None,
                 priority: 0,
                 cache_salt: None,

@@ -195,6 +195,7 @@ fn run_headless(py: Python<'_>, config: &ServerConfig) -> std::io::Result<u8> {
             load_text(path, template.as_deref())
         };
         ReplicaOptions {
+            report: Box::new(frizzen_server::speculation::report),
             clock,
             metrics: Arc::clone(&metrics),
             refresh_metrics: refresh_metrics(&metrics, config.replicas.rank()),

@@ -25,6 +25,8 @@ pub struct RowEvent {
     pub wants_logprobs: bool,
     /// The request's vector: a range of [`StepOutput::pooled`]; empty unless it pools and this is its end.
     pub pooled: Range<usize>,
+    /// Vectors of its tokens: a range of [`StepOutput::token_vectors`]; empty unless it wants one of each.
+    pub token_vectors: Range<usize>,
     /// Newly scored prompt positions: a range of [`StepOutput::prompt_logprobs`].
     pub prompt_scores: Range<usize>,
     /// With the first token only.
@@ -69,6 +71,7 @@ pub struct Finish {
 struct RowResults {
     tokens: Range<usize>,
     pooled: Range<usize>,
+    token_vectors: Range<usize>,
     scores: Range<usize>,
     /// Tokens that need no sampling may follow.
     appends: bool,
@@ -142,6 +145,7 @@ impl Scheduler {
         let mut next_token = 0;
         let mut next_prompt = 0;
         let mut next_vector = 0;
+        let mut next_token_vector = 0;
         for (at, row) in plan.rows.iter().enumerate() {
             let sampled = output.num_sampled[at] as usize;
             let tokens = next_token..next_token + sampled;
@@ -152,12 +156,15 @@ impl Scheduler {
             next_prompt = scores.end;
             let pooled = next_vector..next_vector + if row.samples { output.pooled_size } else { 0 };
             next_vector = pooled.end;
+            let token_vectors =
+                next_token_vector..next_token_vector + row.num_vectors as usize * output.pooled_size;
+            next_token_vector = token_vectors.end;
             // The request has ended, or was preempted and computes this again: the output is stale.
             let Some(slot) = self.index.get(&row.request).copied() else { continue };
             if self.state(slot).epoch != row.epoch {
                 continue;
             }
-            let results = RowResults { tokens, pooled, scores, appends, lost };
+            let results = RowResults { tokens, pooled, token_vectors, scores, appends, lost };
             self.commit_row(slot, row, output, results, now, events);
         }
     }
@@ -176,9 +183,10 @@ impl Scheduler {
         now: Duration,
         events: &mut Vec<RowEvent>,
     ) {
-        let RowResults { tokens, pooled, scores: prompt_scores, appends, lost } = results;
+        let RowResults { tokens, pooled, token_vectors, scores: prompt_scores, appends, lost } = results;
         let state = self.state_mut(slot);
         state.prompt_scored += prompt_scores.len() as u32;
+        state.vectors_sent += row.num_vectors;
         if row.samples {
             state.placeholders -= 1;
             state.drafts_in_flight -= row.num_drafts;
@@ -198,6 +206,7 @@ impl Scheduler {
             Vec::new()
         };
         let has_vector = failure.is_none() && !pooled.is_empty();
+        let of_tokens = state.pools_tokens();
         let mut first = None;
         let mut gap = None;
         if kept > 0 || has_vector {
@@ -214,14 +223,15 @@ impl Scheduler {
             }
             state.timing.last_token = Some(now);
         }
-        if kept == 0 && prompt_scores.is_empty() && reason.is_none() {
+        if kept == 0 && prompt_scores.is_empty() && token_vectors.is_empty() && reason.is_none() {
             return;
         }
         events.push(RowEvent {
             request: row.request,
             tokens: tokens.start..tokens.start + kept,
             forced,
-            pooled: if has_vector { pooled } else { 0..0 },
+            pooled: if has_vector && !of_tokens { pooled } else { 0..0 },
+            token_vectors: if failure.is_none() { token_vectors } else { 0..0 },
             wants_logprobs: state.request.params.logprobs.is_some(),
             prompt_scores,
             first,

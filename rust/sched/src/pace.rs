@@ -74,6 +74,7 @@ mod tests {
             samples: true,
             next_token: -1,
             prefills: *prefills,
+            num_vectors: 0,
         };
         let tokens = rows.iter().map(|(tokens, _)| *tokens as usize).sum();
         let rows = rows.iter().enumerate().map(row).collect();

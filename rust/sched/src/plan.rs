@@ -34,6 +34,8 @@ pub struct PlannedRow {
     /// True until the request first samples after it got its row: what it computes is its prompt, or what it lost by a
     /// preemption.
     pub prefills: bool,
+    /// How many of its tokens, the last ones, are to have a vector each.
+    pub num_vectors: u32,
 }
 
 /// A request that takes a row in this step, for the first time or after a preemption.
@@ -140,6 +142,11 @@ impl StepPlan {
         self.rows.iter().filter(|row| row.prefills).map(|row| row.num_tokens as usize).sum()
     }
 
+    /// True if some tokens are to have a vector each.
+    pub fn wants_token_vectors(&self) -> bool {
+        self.rows.iter().any(|row| row.num_vectors > 0)
+    }
+
     /// Drafts of the step.
     pub fn num_drafts(&self) -> usize {
         self.rows.iter().map(|row| row.num_drafts as usize).sum()
@@ -201,6 +208,8 @@ pub struct StepOutput {
     pub pooled_size: usize,
     /// A vector for each row that `samples`, in order, where the model pools; those of failed rows mean nothing.
     pub pooled: Vec<f32>,
+    /// A vector for each of the rows' `num_vectors` tokens, in order.
+    pub token_vectors: Vec<f32>,
     /// Rows that failed on their own (say, logits that are not finite), with the reason.
     pub failed: Vec<(RowId, String)>,
     /// What the worker's drafter proposes for the next step; empty without one.
@@ -242,6 +251,7 @@ impl StepOutput {
         self.top.clear();
         self.pooled_size = 0;
         self.pooled.clear();
+        self.token_vectors.clear();
         self.failed.clear();
         self.proposals.clear();
         self.irregular = false;

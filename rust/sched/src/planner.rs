@@ -293,7 +293,9 @@ impl Scheduler {
         // Scores of prompt tokens need their logits, so nothing of that prompt may be skipped.
         let unscored =
             state.request.params.prompt_logprobs.is_some() && state.prompt_scored + 1 < state.prompt_len();
-        if !self.config.prefix_caching || unscored {
+        // The same goes for vectors of tokens and their hidden states.
+        let unseen = state.pools_tokens() && state.vectors_sent < state.prompt_len();
+        if !self.config.prefix_caching || unscored || unseen {
             return 0;
         }
         let most = (state.tokens.len() - 1) / self.config.block_size as usize;
@@ -358,6 +360,11 @@ impl Scheduler {
             samples,
             next_token: if samples { -1 } else { as_input(state.tokens[state.computed as usize]) },
             prefills: state.prefills,
+            num_vectors: if state.pools_tokens() {
+                state.computed - start.max(state.vectors_sent)
+            } else {
+                0
+            },
         });
         state.prefills &= !samples;
     }

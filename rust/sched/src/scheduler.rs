@@ -133,6 +133,7 @@ impl Scheduler {
             cached: None,
             prefills: true,
             prompt_scored: 0,
+            vectors_sent: 0,
             timing: Times { queued: now, ..Times::default() },
             request,
         };

@@ -119,6 +119,24 @@ impl ChainModel {
         output.num_sampled.fill(0);
         output.pooled_size = size;
         output.pooled.extend(chains.iter().flat_map(|chain| vector_of(*chain, size)));
+        for row in &plan.rows {
+            let wanted = row.start + row.num_tokens - row.num_vectors..row.start + row.num_tokens;
+            for position in wanted {
+                let chain = self.chain_at(row, position);
+                output.token_vectors.extend(vector_of(chain, size));
+            }
+        }
+    }
+
+    /// The hash of a row's tokens up to and with a position, from its slot.
+    fn chain_at(&self, row: &PlannedRow, position: u32) -> u64 {
+        let (table, position) = (&self.rows[row.row.index()].table, position as usize);
+        self.kv[table[position / self.block_size] as usize * self.block_size + position % self.block_size]
+    }
+
+    /// The vectors of a prompt's tokens: what any schedule must produce.
+    pub fn token_vectors(prompt: &[TokenId], size: usize) -> Vec<f32> {
+        (1..=prompt.len()).flat_map(|end| Self::vector(&prompt[..end], size)).collect()
     }
 
     /// The vector of a prompt: what any schedule must produce.

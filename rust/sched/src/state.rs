@@ -47,6 +47,8 @@ pub(crate) struct State {
     pub prefills: bool,
     /// Prompt positions scored so far.
     pub prompt_scored: u32,
+    /// Leading tokens whose vectors have been handed out.
+    pub vectors_sent: u32,
     pub timing: Times,
 }
 
@@ -69,6 +71,11 @@ impl State {
     /// True if the result is a vector.
     pub fn pools(&self) -> bool {
         self.request.pooling.is_some()
+    }
+
+    /// True if the result is a vector of every token.
+    pub fn pools_tokens(&self) -> bool {
+        self.request.pooling.is_some_and(|pooling| pooling.per_token)
     }
 
     pub fn num_outputs(&self) -> u32 {

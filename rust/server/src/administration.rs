@@ -17,7 +17,7 @@ use tokio::time::{sleep as wait, timeout};
 
 use crate::body;
 use crate::error::{ApiError, quoted};
-use crate::handlers::{Answer, to_json};
+use crate::handlers::{Answer, engine, to_json};
 use crate::ids::without_prefix;
 use crate::prepare::off_thread;
 use crate::request::Fields;
@@ -31,7 +31,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 const MAX_IDS: usize = 65_536;
 
 /// The value of `name` in a query; the last one counts.
-fn parameter<'a>(query: Option<&'a str>, name: &str) -> Option<&'a str> {
+pub fn parameter<'a>(query: Option<&'a str>, name: &str) -> Option<&'a str> {
     let pairs = query.unwrap_or_default().split('&').filter_map(|pair| pair.split_once('='));
     pairs.rev().find(|(key, _)| *key == name).map(|(_, value)| value)
 }
@@ -207,9 +207,41 @@ pub async fn server_info(State(state): State<SharedState>) -> Answer {
         "tool_calls": model.format.tools.map(|format| format.name),
     });
     info["generation_config"] = serde_json::to_value(model.defaults).unwrap_or_default();
+    let engines: Vec<Value> = state
+        .engine
+        .replicas()
+        .iter()
+        .map(|replica| {
+            let mut entry = engine(replica);
+            if let Some(info) = &replica.info {
+                entry["max_model_len"] = info.max_model_len.into();
+                entry["num_blocks"] = info.num_blocks.into();
+            }
+            entry
+        })
+        .collect();
+    if !engines.is_empty() {
+        info["engines"] = engines.into();
+    }
     info["is_paused"] = state.engine.is_paused().into();
     info["is_sleeping"] = state.engine.is_asleep().into();
     Ok(to_json(&info))
+}
+
+/// `GET /get_model_info`
+pub async fn model_info(State(state): State<SharedState>) -> Answer {
+    let (worker, model) = state.model()?;
+    Ok(to_json(&json!({
+        "model_path": state.names[0],
+        "tokenizer_path": state.names[0],
+        "is_generation": worker.pooling.is_none(),
+        "weight_version": "default",
+        "has_image_understanding": false,
+        "has_audio_understanding": false,
+        "max_model_len": worker.max_model_len,
+        "vocab_size": worker.vocab_size,
+        "preferred_sampling_params": model.defaults,
+    })))
 }
 
 /// What the flags say, for [`server_info`]: no key, only how many there are.

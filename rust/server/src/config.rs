@@ -6,7 +6,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use axum::http::HeaderValue;
+use axum::http::{HeaderName, HeaderValue, Method};
 use clap::{Args, ValueEnum};
 use frizzen_engine::speculation_options::{DraftSampling, RejectionSampling, WorkerSpeculation};
 use frizzen_engine::{EngineOptions, ResolvedSpeculation, SpeculationOptions};
@@ -259,6 +259,15 @@ pub struct HttpArgs {
     /// Origins that browsers may call from; none by default, '*' is all
     #[arg(long, num_args = 1.., value_name = "ORIGIN", value_parser = parse_origin)]
     pub allowed_origins: Vec<String>,
+    /// Methods that browsers may use; all by default
+    #[arg(long, num_args = 1.., value_name = "METHOD", requires = "allowed_origins")]
+    pub allowed_methods: Vec<Method>,
+    /// Headers that browsers may send; all by default
+    #[arg(long, num_args = 1.., value_name = "HEADER", requires = "allowed_origins")]
+    pub allowed_headers: Vec<HeaderName>,
+    /// Let browsers send cookies and keys of their own; the origins must be named then
+    #[arg(long, requires = "allowed_origins")]
+    pub allow_credentials: bool,
     /// A file with the chat template to use instead of the model's
     #[arg(long, value_name = "FILE")]
     pub chat_template: Option<PathBuf>,

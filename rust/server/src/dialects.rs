@@ -1,16 +1,21 @@
 //! The handlers of the dialects that are translated into a chat or a completion.
 
-use axum::extract::{Path, Request, State};
-use axum::http::StatusCode;
+use axum::extract::{Path, RawQuery, Request, State};
 use serde_json::{Value, json};
 
+use crate::administration::parameter;
 use crate::body;
 use crate::edge;
-use crate::error::ApiError;
+use crate::error::{ApiError, quoted};
 use crate::handlers::{Answer, PathId, generate, to_json};
+use crate::ids::without_prefix;
 use crate::prepare::off_thread;
 use crate::request::{Dialect, Fields, messages};
 use crate::state::{AppState, SharedState};
+
+/// Items of one page of a list, if it is not said, and the most: OpenAI's.
+const DEFAULT_ITEMS: usize = 20;
+const MAX_ITEMS: usize = 100;
 
 /// `POST /invocations`
 pub async fn invocations(State(state): State<SharedState>, request: Request) -> Answer {
@@ -39,12 +44,63 @@ pub async fn response(State(state): State<SharedState>, id: PathId) -> Answer {
     Ok(edge::json(state.store.response(&id)?.to_vec()))
 }
 
+/// `DELETE /v1/responses/{id}`
+pub async fn delete_response(State(state): State<SharedState>, id: PathId) -> Answer {
+    let Path(id) = id?;
+    state.store.delete(&id)?;
+    Ok(to_json(&json!({"id": id, "object": "response", "deleted": true})))
+}
+
 /// `POST /v1/responses/{id}/cancel`
 pub async fn cancel_response(State(state): State<SharedState>, id: PathId) -> Answer {
     let Path(id) = id?;
-    state.store.response(&id)?;
-    let message = "only responses that are made in the background can be cancelled, and none is";
-    Err(ApiError::new(StatusCode::BAD_REQUEST, message))
+    Ok(edge::json(state.store.cancel(&id)?.to_vec()))
+}
+
+/// `GET /v1/responses/{id}/input_items`: the items of that response's own request, the last one first unless `order` is
+/// `asc`; `limit` of them, those after `after`.
+pub async fn input_items(State(state): State<SharedState>, id: PathId, RawQuery(query): RawQuery) -> Answer {
+    let Path(id) = id?;
+    let mut items = state.store.input(&id)?;
+    for (index, item) in items.iter_mut().enumerate() {
+        if let Some(members) = item.as_object_mut() {
+            members.entry("type").or_insert_with(|| "message".into());
+            members.entry("id").or_insert_with(|| format!("item_{}_{index}", without_prefix(&id)).into());
+        }
+    }
+    match parameter(query.as_deref(), "order") {
+        None | Some("desc") => items.reverse(),
+        Some("asc") => {}
+        Some(other) => {
+            let message = format!("order must be asc or desc, got {}", quoted(other, 32));
+            return Err(ApiError::invalid("order", message));
+        }
+    }
+    if let Some(after) = parameter(query.as_deref(), "after") {
+        let found = items.iter().position(|item| item["id"] == after).ok_or_else(|| {
+            ApiError::invalid("after", format!("after must be the id of an item, got {}", quoted(after, 64)))
+        })?;
+        items.drain(..=found);
+    }
+    let limit = match parameter(query.as_deref(), "limit") {
+        None => DEFAULT_ITEMS,
+        Some(text) => text.parse().ok().filter(|limit| (1..=MAX_ITEMS).contains(limit)).ok_or_else(|| {
+            let message = format!("limit must be from 1 to {MAX_ITEMS}, got {}", quoted(text, 32));
+            ApiError::invalid("limit", message)
+        })?,
+    };
+    let has_more = items.len() > limit;
+    items.truncate(limit);
+    let end = |item: Option<&Value>| item.map(|item| item["id"].clone());
+    let (first, last) = (end(items.first()), end(items.last()));
+    Ok(to_json(
+        &json!({"object": "list", "data": items, "first_id": first, "last_id": last, "has_more": has_more}),
+    ))
+}
+
+/// `POST /generate`
+pub async fn native(State(state): State<SharedState>, request: Request) -> Answer {
+    generate(state, request, Dialect::Generate).await
 }
 
 /// `POST /v1/messages`

@@ -8,13 +8,13 @@ use axum::extract::{Path, Request, State};
 use axum::http::header::{ACCEPT, CONTENT_TYPE};
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
-use frizzen_core::Error;
 use frizzen_engine::watchdog::Stall;
 use frizzen_engine::{Health, ReplicaStatus};
 use frizzen_metrics::TextFormat;
 use frizzen_text::ChatTemplate;
 use serde_json::{Value, json};
 
+use crate::background;
 use crate::body;
 use crate::edge::{self, RequestName};
 use crate::error::ApiError;
@@ -25,6 +25,7 @@ use crate::parse::parse_now;
 use crate::prepare::{self, off_thread};
 use crate::request::chat::conversation;
 use crate::request::{Dialect, Fields, ToolChoice};
+use crate::speculation;
 use crate::state::{AppState, SharedState};
 use crate::traces::RequestTrace;
 
@@ -66,6 +67,10 @@ pub(crate) async fn generate(state: SharedState, request: Request, dialect: Dial
     let watch = Watch { metrics: state.engine_metrics.front_end(), shown: lowered.timings, trace };
     let (mut generation, mut writer) = lowered.submit(&state.engine, watch)?;
     state.engine_metrics.params_n(n);
+    if let Some((begun, keep)) = writer.begun() {
+        background::make(generation, writer, keep, &begun);
+        return Ok(to_json(&begun));
+    }
     if stream {
         let mut events = EventStream::new(generation, writer, state.http.keep_alive);
         events.start().await?;
@@ -139,7 +144,7 @@ fn ready(state: &SharedState, slow: Option<&Stall>) -> Value {
     answer
 }
 
-fn engine(replica: &ReplicaStatus) -> Value {
+pub(crate) fn engine(replica: &ReplicaStatus) -> Value {
     let status = match replica {
         ReplicaStatus { ready: true, .. } => "ready",
         ReplicaStatus { given_up: true, .. } => "failed",
@@ -207,45 +212,34 @@ pub async fn load(State(state): State<SharedState>) -> Response {
     to_json(&answer)
 }
 
-/// `GET /v1/plan`
+/// `GET /v1/plan`: of several engines the first one's, and of each whether its own is the same.
 pub async fn plan(State(state): State<SharedState>) -> Answer {
-    Ok(to_json(&state.model()?.0.plan))
+    let mut plan = state.model()?.0.plan.clone();
+    let engines: Vec<Value> = state
+        .engine
+        .replicas()
+        .iter()
+        .map(|replica| match &replica.info {
+            Some(info) if info.plan == plan => json!({"engine": replica.rank, "same": true}),
+            Some(info) => json!({"engine": replica.rank, "same": false, "plan": info.plan}),
+            None => json!({"engine": replica.rank, "plan": null}),
+        })
+        .collect();
+    if !engines.is_empty() {
+        plan["engines"] = engines.into();
+    }
+    Ok(to_json(&plan))
 }
 
 /// `GET /v1/speculation`
 pub async fn speculation(State(state): State<SharedState>) -> Answer {
     state.model()?;
-    if !state.engine.replicas().is_empty() && state.model()?.0.max_drafts > 0 {
-        let message = "every engine keeps an account of its own, and the front end has none: see /metrics";
-        return Err(Error::unsupported("data_parallel_size", message).into());
+    let replicas = state.engine.replicas();
+    if replicas.is_empty() {
+        return Ok(to_json(&speculation::status(&state.engine)));
     }
-    let Some(status) = state.engine.speculation() else { return Ok(to_json(&json!({"drafter": null}))) };
-    let totals = &status.totals;
-    let steps = status.step_seconds.iter().map(|(length, seconds)| json!([length, seconds * 1e3]));
-    let chances = status.first_draft_chance.iter().map(|(matched, chance)| json!([matched, chance]));
-    Ok(to_json(&json!({
-        "drafter": status.drafter,
-        "failure": status.failure,
-        "max_drafts": status.max_drafts,
-        "synthetic": status.synthetic,
-        "default": status.default,
-        "auto": {
-            "on": status.on,
-            "reason": status.reason.code(),
-            "expected_gain": status.expected_gain,
-            "account_steps": status.account,
-        },
-        "rows": status.rows,
-        "step_ms_by_drafts_per_row": steps.collect::<Vec<_>>(),
-        "first_draft_chance_by_match": chances.collect::<Vec<_>>(),
-        "totals": {
-            "drafted_rows": totals.drafted_rows,
-            "drafts": totals.drafts,
-            "accepted": totals.accepted,
-            "accepted_by_position": totals.accepted_at,
-            "saved_ms": totals.saved * 1e3,
-        },
-    })))
+    let reports = replicas.iter().map(|replica| (replica.rank, &*replica.report));
+    Ok(to_json(&speculation::merged(reports)))
 }
 
 /// `POST /reset_prefix_cache`

@@ -6,15 +6,17 @@
 //! * [`request`]: bodies, parsed and checked. [`prepare`], [`lower`]: from there to the engine.
 //! * [`parsing`]: which parsers read the model's text. [`parse`]: them alone, without a model.
 //! * [`pooling`]: embeddings, classification, scores and rankings.
-//! * [`store`]: finished responses, for requests that refer to them.
+//! * [`store`]: responses, for requests that refer to them. [`background`]: those that are made after their answer.
 //! * [`output`]: from the engine's deltas to the bytes of an answer.
 //! * [`replicas`]: several engines on one host, and headless ones.
 //! * [`connections`]: listening and accepting. [`serve`], [`shutdown`]: life of a server. [`logging`]: the log.
 //!   [`mock`]: a server without a model.
-//! * [`traces`]: OpenTelemetry, if it is asked for. [`worker_report`]: what only the worker can count, for the metrics.
+//! * [`speculation`]: how drafts fare. [`traces`]: OpenTelemetry, if it is asked for. [`worker_report`]: what only the worker
+//!   can count, for the metrics.
 
 pub mod administration;
 pub mod auth;
+mod background;
 pub mod body;
 pub mod config;
 pub mod connections;
@@ -40,6 +42,7 @@ pub mod request;
 pub mod routes;
 pub mod serve;
 pub mod shutdown;
+pub mod speculation;
 pub mod state;
 pub mod store;
 pub mod traces;

@@ -48,6 +48,7 @@ pub fn embeds(size: u32) -> PoolingInfo {
         labels: Vec::new(),
         every_token: false,
         whole_prompts: false,
+        per_token: false,
     }
 }
 
@@ -117,6 +118,7 @@ pub fn headless(config: &ServerConfig, worker: MockWorker, text: TextModel) -> i
     let (handle, seat) = seat(clock.clone(), usize::MAX);
     let template = config.http.chat_template.clone();
     let options = ReplicaOptions {
+        report: Box::new(crate::speculation::report),
         clock,
         metrics: Arc::clone(&metrics),
         refresh_metrics: refresh_metrics(&metrics, config.replicas.rank()),

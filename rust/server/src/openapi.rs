@@ -4,8 +4,11 @@
 pub mod answers;
 pub mod bodies;
 
+mod operations;
+
 use std::fmt::Write as _;
 
+use axum::extract::State;
 use axum::http::HeaderValue;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse as _, Response};
@@ -15,10 +18,18 @@ use crate::handlers::to_json;
 use crate::request::parity::{self, Dialect, Support};
 use crate::request::schema;
 use crate::routes::{Auth, Endpoint, Method, ROUTES, Route};
+use crate::state::SharedState;
 
 /// `GET /openapi.json`
-pub async fn json() -> Response {
-    to_json(&document())
+pub async fn json(State(state): State<SharedState>) -> Response {
+    let mut document = document();
+    // What no description of the program can know.
+    if let Some(info) = state.engine.info() {
+        let schemas = &mut document["components"]["schemas"];
+        schemas["TokenId"]["maximum"] = info.vocab_size.saturating_sub(1).into();
+        schemas["Alternatives"]["maximum"] = info.max_logprobs.into();
+    }
+    to_json(&document)
 }
 
 /// `GET /docs`
@@ -43,37 +54,49 @@ fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;")
 }
 
-const fn verb(route: &Route) -> &'static str {
+pub(crate) const fn verb(route: &Route) -> &'static str {
     match route.method {
         Method::Get => "GET",
         Method::Post => "POST",
+        Method::Delete => "DELETE",
     }
 }
 
 /// The dialect of a route's body, if it has a table.
-const fn dialect(endpoint: Endpoint) -> Option<Dialect> {
+pub(crate) const fn dialect(endpoint: Endpoint) -> Option<Dialect> {
     match endpoint {
         Endpoint::Chat => Some(Dialect::Chat),
         Endpoint::Completions => Some(Dialect::Completions),
         Endpoint::Responses => Some(Dialect::Responses),
         Endpoint::Messages => Some(Dialect::Messages),
         Endpoint::Tokens => Some(Dialect::Tokens),
+        Endpoint::Generate => Some(Dialect::Generate),
+        Endpoint::Embeddings => Some(Dialect::Embeddings),
+        Endpoint::Pooling => Some(Dialect::Pooling),
+        Endpoint::Classify => Some(Dialect::Classify),
+        Endpoint::Score => Some(Dialect::Score),
+        Endpoint::Rerank => Some(Dialect::Rerank),
+        Endpoint::CohereEmbed => Some(Dialect::Cohere),
         _ => None,
     }
 }
 
-const fn component(dialect: Dialect) -> &'static str {
+pub(crate) const fn component(dialect: Dialect) -> &'static str {
     match dialect {
         Dialect::Chat => "ChatRequest",
         Dialect::Completions => "CompletionRequest",
         Dialect::Responses => "ResponsesRequest",
         Dialect::Messages => "MessagesRequest",
         Dialect::Tokens => "TokensRequest",
+        Dialect::Generate => "GenerateRequest",
+        Dialect::Embeddings => "EmbeddingsRequest",
+        Dialect::Pooling => "PoolingRequest",
+        Dialect::Classify => "ClassifyRequest",
+        Dialect::Score => "ScoreRequest",
+        Dialect::Rerank => "RerankRequest",
+        Dialect::Cohere => "CohereEmbedRequest",
     }
 }
-
-const DIALECTS: [Dialect; 5] =
-    [Dialect::Chat, Dialect::Completions, Dialect::Responses, Dialect::Messages, Dialect::Tokens];
 
 /// The whole description.
 pub fn document() -> Value {
@@ -81,10 +104,12 @@ pub fn document() -> Value {
     for route in ROUTES {
         let path = route.path.replace("{*", "{");
         let item = paths.entry(path).or_insert_with(|| json!({}));
-        item[verb(route).to_lowercase()] = operation(route);
+        item[verb(route).to_lowercase()] = operations::operation(route);
     }
     let mut schemas: Map<String, Value> =
-        DIALECTS.iter().map(|dialect| (component(*dialect).to_owned(), body(*dialect))).collect();
+        Dialect::ALL.into_iter().map(|dialect| (component(dialect).to_owned(), body(dialect))).collect();
+    schemas.insert("TokenId".to_owned(), json!({"type": "integer", "minimum": 0, "maximum": u32::MAX}));
+    schemas.insert("Alternatives".to_owned(), json!({"type": "integer", "minimum": 0, "maximum": u32::MAX}));
     schemas.insert("Error".to_owned(), error());
     schemas.insert("AnthropicError".to_owned(), anthropic_error());
     json!({
@@ -103,94 +128,24 @@ pub fn document() -> Value {
     })
 }
 
-fn reference(name: &str) -> Value {
+pub(crate) fn reference(name: &str) -> Value {
     json!({"$ref": format!("#/components/schemas/{name}")})
 }
 
-fn operation(route: &Route) -> Value {
-    let is_served = route.endpoint != Endpoint::Unsupported;
-    let error = if route.is_anthropic() { "AnthropicError" } else { "Error" };
-    let error =
-        json!({"description": "an error", "content": {"application/json": {"schema": reference(error)}}});
-    let mut responses = Map::new();
-    if is_served {
-        let mut answer = json!({"description": "the answer"});
-        if let Some(content) = answers::content(route.endpoint) {
-            answer["content"] = content;
-        }
-        responses.insert("200".to_owned(), answer);
-        responses.insert("default".to_owned(), error);
-    } else {
-        responses.insert("501".to_owned(), error);
-    }
-    let name = route.path.replace(['/', '{', '}', '*', '.'], " ");
-    let name: Vec<&str> = name.split_whitespace().collect();
-    let mut operation = json!({
-        "operationId": format!("{}_{}", verb(route).to_lowercase(), name.join("_")),
-        "summary": route.doc,
-        "tags": [if is_served { "served" } else { "not served" }],
-        "responses": responses,
-    });
-    if route.auth == Auth::Open {
-        operation["security"] = json!([]);
-    }
-    let parameters = parameters(route);
-    if !parameters.is_empty() {
-        operation["parameters"] = parameters.into();
-    }
-    if route.method == Method::Post && has_body(route.endpoint) {
-        let own = || bodies::of(route.endpoint).unwrap_or_else(|| json!({"type": "object"}));
-        let schema = dialect(route.endpoint).map_or_else(own, |dialect| reference(component(dialect)));
-        operation["requestBody"] =
-            json!({"required": true, "content": {"application/json": {"schema": schema}}});
-    }
-    operation
-}
-
-const fn has_body(endpoint: Endpoint) -> bool {
-    !matches!(
-        endpoint,
-        Endpoint::Unsupported
-            | Endpoint::CancelResponse
-            | Endpoint::ResetPrefixCache
-            | Endpoint::Pause
-            | Endpoint::Resume
-            | Endpoint::Sleep
-            | Endpoint::WakeUp
-    )
-}
-
-fn parameters(route: &Route) -> Vec<Value> {
-    let in_path = route.path.split('/').filter_map(|part| {
-        let name = part.strip_prefix('{')?.strip_suffix('}')?.trim_start_matches('*');
-        Some(json!({"name": name, "in": "path", "required": true, "schema": {"type": "string"}}))
-    });
-    let modes = json!({"name": "mode", "in": "query", "schema": {"enum": ["abort", "wait", "keep"]}});
-    let levels = json!({"name": "level", "in": "query", "schema": {"enum": [0, 1]}});
-    let in_query = match route.endpoint {
-        Endpoint::Pause => vec![modes],
-        Endpoint::Sleep => vec![modes, levels],
-        _ => Vec::new(),
-    };
-    in_path.chain(in_query).collect()
-}
-
-/// A body: the fields that are read, and any others, which are refused by name, or counted.
+/// A body: the fields that are read, those that may only ask for nothing, and any others, which are counted.
 fn body(dialect: Dialect) -> Value {
+    let required = schema::required(dialect);
     let properties: Map<String, Value> = parity::table(dialect)
         .filter_map(|(name, support)| {
             let property = match support {
-                Support::Yes => {
-                    let schema = schema::of(dialect, name)?;
-                    let must_be = schema::required(dialect).contains(&name);
-                    if must_be { schema } else { bodies::nullable(&schema) }
-                }
+                Support::Yes if required.contains(&name) => schema::of(dialect, name)?,
+                Support::Yes => json!({"anyOf": [schema::of(dialect, name)?, {"type": "null"}]}),
                 Support::Ignored(why) => json!({"description": format!("no effect: {why}")}),
                 Support::Refused(status, off, why) => {
-                    let mut schema = schema::off(off);
-                    schema["deprecated"] = true.into();
-                    schema["description"] = format!("refused with {}: {why}", status.as_u16()).into();
-                    schema
+                    let mut property = schema::off(off);
+                    property["deprecated"] = true.into();
+                    property["description"] = format!("refused with {}: {why}", status.as_u16()).into();
+                    property
                 }
                 Support::Renamed(successor) => json!({
                     "type": "null",
@@ -202,7 +157,33 @@ fn body(dialect: Dialect) -> Value {
             Some((name.to_owned(), property))
         })
         .collect();
-    json!({"type": "object", "required": schema::required(dialect), "properties": properties})
+    let mut body = json!({"type": "object", "required": required, "properties": properties});
+    let mut choices: Vec<Value> = schema::one_of(dialect)
+        .iter()
+        .map(|names| {
+            let one =
+                |name: &&str| json!({"required": [name], "properties": {*name: {"not": {"type": "null"}}}});
+            json!({"oneOf": names.iter().map(one).collect::<Vec<_>>()})
+        })
+        .collect();
+    if streams_with_options(dialect) {
+        let unless = json!({"properties": {"stream_options": {"type": "null"}}});
+        let then = json!({"required": ["stream"], "properties": {"stream": {"const": true}}});
+        choices.push(json!({"anyOf": [unless, then]}));
+        // The prompt's log-probabilities are in whole answers.
+        let unless = json!({"properties": {"prompt_logprobs": {"type": "null"}}});
+        let then = json!({"properties": {"stream": {"enum": [null, false]}}});
+        choices.push(json!({"anyOf": [unless, then]}));
+    }
+    if !choices.is_empty() {
+        body["allOf"] = choices.into();
+    }
+    body
+}
+
+/// Whether `stream_options` needs `stream`.
+fn streams_with_options(dialect: Dialect) -> bool {
+    matches!(parity::support(dialect, "stream_options"), Support::Yes)
 }
 
 fn error() -> Value {
@@ -251,7 +232,7 @@ pub fn markdown() -> String {
         let served = if route.endpoint == Endpoint::Unsupported { "501: " } else { "" };
         line(format_args!("| `{} {}` | {key} | {served}{} |\n", verb(route), route.path, route.doc));
     }
-    for dialect in DIALECTS {
+    for dialect in Dialect::ALL {
         let route = ROUTES.iter().find(|route| self::dialect(route.endpoint) == Some(dialect));
         let path = route.map_or("", |route| route.path);
         line(format_args!("\n## Fields of `{path}`\n\n| field | |\n|---|---|\n"));

@@ -14,6 +14,7 @@ use crate::ids::is_name;
 use crate::lower::{Lowered, Plan, PromptKind, Reading, TokenPrompt};
 use crate::output::message::{Reader, Shape};
 use crate::output::messages::Messages;
+use crate::output::native::{self as native_output, Native};
 use crate::output::responses::Responses;
 use crate::output::tokens::Tokens;
 use crate::output::writer::Header;
@@ -21,7 +22,7 @@ use crate::output::{Echo, Envelope, Pieces, Writer, chat, completion};
 use crate::pooling::run::check_generates;
 use crate::request::{
     ChatRequest, Common, CompletionRequest, Dialect, Fields, Limits, Prompt, ResponsesRequest, ToolChoice,
-    messages, tokens,
+    messages, native, tokens,
 };
 use crate::state::{AppState, TextModel, unix_time};
 use crate::store::Keep;
@@ -76,15 +77,32 @@ fn prepare_now(state: &AppState, dialect: Dialect, body: &[u8], name: Arc<str>) 
         Dialect::Responses => {
             let recall = |id: &str| state.store.conversation(id);
             let request = ResponsesRequest::read(fields, &limits, &recall)?;
-            job.chat(&request.chat, &limits, Voice::Responses { echo: request.echo, store: request.store })
+            if request.background && !state.store.is_on() {
+                let message =
+                    "background needs stored responses, and this server stores none (--response-store)";
+                return Err(ApiError::unsupported("background", message));
+            }
+            let ResponsesRequest { chat, echo, store, background, input } = request;
+            job.chat(&chat, &limits, Voice::Responses { echo, store, background, input })
                 .map_err(|error| error.renamed(&[("messages", "input")]))
         }
-        Dialect::Completions => job.completion(CompletionRequest::read(fields, &limits)?, &limits, dialect),
         Dialect::Tokens => {
             let (request, unused) = tokens::read(fields, &limits)?;
             state.note(&unused);
-            job.completion(request, &limits, dialect)
+            job.completion(request, &limits, &Form::Tokens)
         }
+        Dialect::Generate => {
+            let (request, unused) = native::read(fields, &limits)?;
+            state.note(&unused);
+            let form = Form::Native {
+                is_list: request.is_list,
+                logprob_start: request.logprob_start,
+                with_text: request.text_in_logprobs,
+            };
+            job.completion(request.completion, &limits, &form)
+        }
+        // The others return vectors, and are prepared with them.
+        _ => job.completion(CompletionRequest::read(fields, &limits)?, &limits, &Form::Completion),
     }
 }
 
@@ -96,7 +114,16 @@ enum Voice {
     Responses {
         echo: Map<String, Value>,
         store: bool,
+        background: bool,
+        input: Vec<Value>,
     },
+}
+
+/// In which form a completion is answered.
+enum Form {
+    Completion,
+    Tokens,
+    Native { is_list: bool, logprob_start: Option<usize>, with_text: bool },
 }
 
 /// What a writer needs to know about an answer.
@@ -183,7 +210,7 @@ impl Job<'_> {
                 shape,
             )),
             Voice::Messages => Box::new(Messages::new(name, served, enforced(grammar), reader(readers))),
-            Voice::Responses { mut echo, store } => {
+            Voice::Responses { mut echo, store, background, input } => {
                 if let Some(enforced) = enforced(grammar) {
                     echo.insert("grammar_enforced".to_owned(), enforced.into());
                 }
@@ -192,8 +219,12 @@ impl Job<'_> {
                         echo.get("instructions").is_some_and(|instructions| !instructions.is_null());
                     request.conversation.messages[usize::from(instructed)..].to_vec()
                 };
-                let keep = (store && self.state.store.is_on())
-                    .then(|| Keep { store: Arc::clone(&self.state.store), messages: messages() });
+                let keep = (store && self.state.store.is_on()).then(|| Keep {
+                    store: Arc::clone(&self.state.store),
+                    messages: messages(),
+                    input,
+                    background,
+                });
                 let tokenizer = Arc::clone(&self.model.tokenizer);
                 Box::new(Responses::new((name, served), echo, reader(readers), tokenizer, keep))
             }
@@ -230,11 +261,15 @@ impl Job<'_> {
         self,
         request: CompletionRequest,
         limits: &Limits,
-        dialect: Dialect,
+        form: &Form,
     ) -> Result<Lowered, ApiError> {
         let CompletionRequest { common, prompts, echo } = request;
         let served = self.state.check_model(common.model.as_deref())?;
-        let field = if dialect == Dialect::Tokens { "token_ids" } else { "prompt" };
+        let field = match form {
+            Form::Completion => "prompt",
+            Form::Tokens => "token_ids",
+            Form::Native { .. } => "sampling_params",
+        };
         self.state.check_samples(field, prompts.len() * common.n as usize)?;
         let plan =
             Plan::new(&common, limits.params, PromptKind { field: "prompt", echo, continues_text: true })?;
@@ -242,37 +277,60 @@ impl Job<'_> {
         let prompts = prompts.collect::<Result<Vec<_>, _>>()?;
         let grammar = self.state.grammar(common.grammar.as_ref())?;
         let name = self.answer_name(&common);
-        let logprobs = as_count(common.params.logprobs);
-        let prompt_logprobs = as_count(common.params.prompt_logprobs);
-        let writer: Box<dyn Writer> = if dialect == Dialect::Tokens {
-            let header = Header {
-                id: &name,
-                created: unix_time(),
-                model: served,
-                request_id: Some(&name),
-                grammar_enforced: enforced(grammar.as_deref()),
-            };
-            let envelope = Envelope::new(&header, "generation.chunk", "generation", common.shown.clone());
-            let prompt = Arc::clone(&prompts[0].tokens);
-            Box::new(Tokens::new(envelope, self.pieces(&common), prompt, logprobs, prompt_logprobs))
-        } else {
-            Box::new(completion::Completion::new(
-                envelope(
-                    &format!("cmpl-{name}"),
-                    served,
-                    ["text_completion"; 2],
-                    &common,
-                    grammar.as_deref(),
-                ),
-                self.pieces(&common),
-                prompts.iter().map(|prompt| Arc::clone(&prompt.tokens)).collect(),
-                common.n as usize,
-                logprobs,
-                prompt_logprobs,
-            ))
-        };
+        let writer = self.completion_writer(form, &common, &name, served, &prompts, grammar.as_deref());
         let constraint = Enforced::plain(grammar.as_ref());
         plan.lower(&prompts, constraint.as_ref(), &name, &self.model.tokenizer, writer)
+    }
+
+    fn completion_writer(
+        &self,
+        form: &Form,
+        common: &Common,
+        name: &Arc<str>,
+        served: &str,
+        prompts: &[TokenPrompt],
+        grammar: Option<&Grammar>,
+    ) -> Box<dyn Writer> {
+        let logprobs = as_count(common.params.logprobs);
+        let prompt_logprobs = as_count(common.params.prompt_logprobs);
+        let prompts: Vec<Arc<[TokenId]>> = prompts.iter().map(|prompt| Arc::clone(&prompt.tokens)).collect();
+        let samples = common.n as usize;
+        match *form {
+            Form::Tokens => {
+                let header = Header {
+                    id: name,
+                    created: unix_time(),
+                    model: served,
+                    request_id: Some(name),
+                    grammar_enforced: enforced(grammar),
+                };
+                let envelope = Envelope::new(&header, "generation.chunk", "generation", common.shown.clone());
+                let prompt = Arc::clone(&prompts[0]);
+                Box::new(Tokens::new(envelope, self.pieces(common), prompt, logprobs, prompt_logprobs))
+            }
+            Form::Native { is_list, logprob_start, with_text } => {
+                let shown = native_output::Shown {
+                    id: Arc::clone(name),
+                    is_list,
+                    logprobs,
+                    logprob_start,
+                    with_text,
+                };
+                Box::new(Native::new(shown, self.pieces(common), prompts, samples))
+            }
+            Form::Completion => {
+                let id = format!("cmpl-{name}");
+                let envelope = envelope(&id, served, ["text_completion"; 2], common, grammar);
+                Box::new(completion::Completion::new(
+                    envelope,
+                    self.pieces(common),
+                    prompts,
+                    samples,
+                    logprobs,
+                    prompt_logprobs,
+                ))
+            }
+        }
     }
 
     fn token_prompt(

@@ -2,7 +2,8 @@
 
 use axum::Router;
 use axum::extract::{MatchedPath, Request};
-use axum::http::StatusCode;
+use axum::http::header::ALLOW;
+use axum::http::{HeaderValue, StatusCode};
 use axum::response::Response;
 use axum::routing::{MethodFilter, MethodRouter, on};
 
@@ -21,6 +22,8 @@ pub enum Method {
     Get,
     /// POST.
     Post,
+    /// DELETE.
+    Delete,
 }
 
 /// Whether a route needs a key when keys are configured.
@@ -97,6 +100,16 @@ pub enum Endpoint {
     HealthGenerate,
     /// Token in, token out.
     Tokens,
+    /// SGLang's own.
+    Generate,
+    /// `Cohere`'s embeddings.
+    CohereEmbed,
+    /// What a stored response was asked.
+    InputItems,
+    /// Forgets a response.
+    DeleteResponse,
+    /// The model in a few words.
+    ModelInfo,
     /// Abort by name.
     AbortRequests,
     /// Hold requests back.
@@ -142,6 +155,10 @@ const fn post(path: &'static str, endpoint: Endpoint, doc: &'static str) -> Rout
     Route { method: Method::Post, ..get(path, endpoint, doc) }
 }
 
+const fn delete(path: &'static str, endpoint: Endpoint, doc: &'static str) -> Route {
+    Route { method: Method::Delete, ..get(path, endpoint, doc) }
+}
+
 const fn open(route: Route) -> Route {
     Route { auth: Auth::Open, ..route }
 }
@@ -162,10 +179,12 @@ pub const ROUTES: &[Route] = &[
     post("/v1/completions", Endpoint::Completions, "go on with a text or with token ids"),
     second(post("/v1/responses", Endpoint::Responses, "answer a conversation, as OpenAI's responses")),
     second(get("/v1/responses/{id}", Endpoint::Response, "a stored response")),
+    second(delete("/v1/responses/{id}", Endpoint::DeleteResponse, "forget a stored response")),
+    second(get("/v1/responses/{id}/input_items", Endpoint::InputItems, "what a stored response answers")),
     second(post(
         "/v1/responses/{id}/cancel",
         Endpoint::CancelResponse,
-        "refused: none is made in the background",
+        "end one that is made in the background",
     )),
     second(post("/v1/messages", Endpoint::Messages, "answer a conversation, as Anthropic's messages")),
     second(post(
@@ -216,7 +235,7 @@ pub const ROUTES: &[Route] = &[
     second(get("/server_info", Endpoint::ServerInfo, "flags, model and limits; no keys")),
     second(get("/get_server_info", Endpoint::ServerInfo, "another name of /server_info")),
     second(get("/get_load", Endpoint::Load, "another name of /load")),
-    absent(2, post("/v2/embed", NONE, "embeddings in another dialect")),
+    post("/v2/embed", Endpoint::CohereEmbed, "embeddings, as Cohere's"),
     post("/v1/embeddings", Endpoint::Embeddings, "the embeddings of texts"),
     post("/pooling", Endpoint::Pooling, "the vectors of texts, whatever the model's are"),
     post("/classify", Endpoint::Classify, "the probability of each class"),
@@ -225,14 +244,19 @@ pub const ROUTES: &[Route] = &[
     post("/rerank", Endpoint::Rerank, "documents by how well they fit a query"),
     post("/v1/rerank", Endpoint::Rerank, "another name of /rerank"),
     post("/v2/rerank", Endpoint::Rerank, "another name of /rerank"),
-    absent(2, post("/generate", NONE, "token ids in, token ids out")),
+    second(post(
+        "/generate",
+        Endpoint::Generate,
+        "go on with a text or with token ids, as SGLang's own route",
+    )),
     absent(2, post("/reset_mm_cache", NONE, "forget cached media")),
     absent(2, post("/reset_encoder_cache", NONE, "forget cached encodings")),
     absent(2, post("/update_weights_from_disk", NONE, "load other weights")),
     absent(2, post("/update_weights_from_tensor", NONE, "load other weights")),
     absent(2, post("/update_weights_from_distributed", NONE, "load other weights")),
     absent(2, post("/init_weights_update_group", NONE, "prepare to load other weights")),
-    absent(2, get("/get_model_info", NONE, "the model's configuration")),
+    second(get("/get_model_info", Endpoint::ModelInfo, "the model in a few words, as SGLang's")),
+    second(get("/model_info", Endpoint::ModelInfo, "another name of /get_model_info")),
     absent(2, post("/v1/load_lora_adapter", NONE, "load an adapter")),
     absent(2, post("/v1/unload_lora_adapter", NONE, "unload an adapter")),
     absent(3, post("/start_profile", NONE, "start the profiler")),
@@ -284,6 +308,7 @@ fn method_router(route: &Route) -> MethodRouter<SharedState> {
     let filter = match route.method {
         Method::Get => MethodFilter::GET,
         Method::Post => MethodFilter::POST,
+        Method::Delete => MethodFilter::DELETE,
     };
     match route.endpoint {
         Endpoint::Chat => on(filter, handlers::chat),
@@ -308,8 +333,8 @@ fn method_router(route: &Route) -> MethodRouter<SharedState> {
         Endpoint::Embeddings => on(filter, pooling::embeddings),
         Endpoint::Pooling => on(filter, pooling::pooling),
         Endpoint::Classify => on(filter, pooling::classify),
-        Endpoint::Score => on(filter, pooling::score),
-        Endpoint::Rerank => on(filter, pooling::rerank),
+        Endpoint::Score => on(filter, pooling::compare::score),
+        Endpoint::Rerank => on(filter, pooling::compare::rerank),
         Endpoint::ResetPrefixCache => on(filter, handlers::reset_prefix_cache),
         Endpoint::OpenApi => on(filter, openapi::json),
         Endpoint::Docs => on(filter, openapi::html),
@@ -317,6 +342,11 @@ fn method_router(route: &Route) -> MethodRouter<SharedState> {
         Endpoint::TokenizerInfo => on(filter, handlers::tokenizer_info),
         Endpoint::HealthGenerate => on(filter, administration::health_generate),
         Endpoint::Tokens => on(filter, dialects::tokens),
+        Endpoint::Generate => on(filter, dialects::native),
+        Endpoint::CohereEmbed => on(filter, pooling::cohere::embed),
+        Endpoint::InputItems => on(filter, dialects::input_items),
+        Endpoint::DeleteResponse => on(filter, dialects::delete_response),
+        Endpoint::ModelInfo => on(filter, administration::model_info),
         Endpoint::AbortRequests => on(filter, administration::abort_requests),
         Endpoint::Pause => on(filter, administration::pause),
         Endpoint::Resume => on(filter, administration::resume),
@@ -339,19 +369,25 @@ async fn not_found(request: Request) -> ApiError {
     ApiError::new(StatusCode::NOT_FOUND, format!("there is no route {path}"))
 }
 
+/// The methods of a path, as the header `allow` lists them.
+fn allowed(template: &str) -> &'static str {
+    let has = |method| find(template).any(|route| route.method == method);
+    match (has(Method::Get), has(Method::Post), has(Method::Delete)) {
+        (true, true, _) => "GET, HEAD, POST, OPTIONS",
+        (true, false, true) => "GET, HEAD, DELETE, OPTIONS",
+        (true, false, false) => "GET, HEAD, OPTIONS",
+        (false, _, _) => "POST, OPTIONS",
+    }
+}
+
 async fn method_not_allowed(request: Request) -> Response {
     use axum::response::IntoResponse as _;
 
     let template = request.extensions().get::<MatchedPath>().map_or("", MatchedPath::as_str);
-    let (gets, posts) = find(template).fold((false, false), |(gets, posts), route| match route.method {
-        Method::Get => (true, posts),
-        Method::Post => (gets, true),
-    });
-    let allow = match (gets, posts) {
-        (true, true) => "GET, HEAD, POST",
-        (true, false) => "GET, HEAD",
-        (false, _) => "POST",
-    };
+    let allow = allowed(template);
+    if request.method() == axum::http::Method::OPTIONS {
+        return (StatusCode::NO_CONTENT, [(ALLOW, HeaderValue::from_static(allow))]).into_response();
+    }
     let message = format!("{template} takes {allow}, not {}", quoted(request.method().as_str(), 16));
     ApiError { allow: Some(allow), ..ApiError::new(StatusCode::METHOD_NOT_ALLOWED, message) }.into_response()
 }

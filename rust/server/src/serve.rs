@@ -19,8 +19,9 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
-use tower_http::cors::{AllowOrigin, CorsLayer};
+use tower_http::cors::{AllowHeaders, AllowMethods, AllowOrigin, CorsLayer};
 
+use crate::config::HttpArgs;
 use crate::connections;
 use crate::edge;
 use crate::routes;
@@ -77,22 +78,41 @@ pub fn runtime_goes_on<R>(work: impl FnOnce() -> R) -> R {
 /// The whole HTTP service.
 pub fn router(state: &SharedState) -> Router {
     let router = routes::router().layer(axum::middleware::from_fn_with_state(state.clone(), edge::edge));
-    let router = match cors(&state.http.allowed_origins) {
+    let router = match cors(&state.http) {
         Some(cors) => router.layer(cors),
         None => router,
     };
     router.with_state(state.clone())
 }
 
-fn cors(origins: &[String]) -> Option<CorsLayer> {
-    let origins: Vec<HeaderValue> = origins.iter().filter_map(|origin| origin.parse().ok()).collect();
+fn cors(http: &HttpArgs) -> Option<CorsLayer> {
+    let origins: Vec<HeaderValue> =
+        http.allowed_origins.iter().filter_map(|origin| origin.parse().ok()).collect();
+    let allows_all = origins.iter().any(|origin| origin == "*");
+    let credentials = http.allow_credentials;
+    // Browsers take no asterisk beside credentials: there, what they ask for is repeated.
     let allowed = match origins.as_slice() {
         [] => return None,
-        all if all.iter().any(|origin| origin == "*") => AllowOrigin::any(),
+        _ if allows_all => AllowOrigin::any(),
         _ => AllowOrigin::list(origins),
     };
-    let any = tower_http::cors::Any;
-    Some(CorsLayer::new().allow_origin(allowed).allow_methods(any).allow_headers(any))
+    let methods = match http.allowed_methods.as_slice() {
+        [] if credentials => AllowMethods::mirror_request(),
+        [] => AllowMethods::any(),
+        methods => AllowMethods::list(methods.iter().cloned()),
+    };
+    let headers = match http.allowed_headers.as_slice() {
+        [] if credentials => AllowHeaders::mirror_request(),
+        [] => AllowHeaders::any(),
+        headers => AllowHeaders::list(headers.iter().cloned()),
+    };
+    if credentials && allows_all {
+        tracing::warn!(
+            "--allow-credentials has no effect beside --allowed-origins '*': browsers refuse both together"
+        );
+    }
+    let layer = CorsLayer::new().allow_origin(allowed).allow_methods(methods).allow_headers(headers);
+    Some(layer.allow_credentials(credentials && !allows_all))
 }
 
 /// Serves until asked to stop or until the engine fails. The listener is bound by the caller, so that `/health` can

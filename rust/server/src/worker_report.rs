@@ -50,6 +50,10 @@ impl WorkerReport {
         if !matches!(engine.health(), Health::Ready | Health::Draining) {
             return;
         }
+        // Engines in processes of their own ask their workers themselves.
+        if !engine.replicas().is_empty() {
+            return;
+        }
         let deadline = Instant::now() + PATIENCE;
         let mut questions = self.questions.lock().unwrap_or_else(PoisonError::into_inner);
         if questions.open.is_empty() && questions.asked.is_none_or(|asked| asked.elapsed() >= INTERVAL) {

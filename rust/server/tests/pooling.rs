@@ -6,7 +6,7 @@ mod common;
 
 use common::Server;
 use frizzen_core::PoolingInfo;
-use frizzen_core::pooling::cosine;
+use frizzen_core::pooling::{cosine, late_interaction};
 use frizzen_engine::WorkerInfo;
 use frizzen_engine::mock::{Fault, MockWorker};
 use frizzen_sched::sim::ChainModel;
@@ -177,8 +177,8 @@ fn inputs_that_do_not_fit_are_refused_with_the_field() {
     }
     let whole = server.client().post("/v1/embeddings", &json!({"input": "x".repeat(4096)})).ok();
     assert_eq!(whole["usage"]["prompt_tokens"], 4096);
-    let messages = json!({"messages": [{"role": "user", "content": "a"}]});
-    assert_eq!(server.client().post("/v1/embeddings", &messages).error().0, 501);
+    let both = json!({"messages": [{"role": "user", "content": "a"}], "input": "a"});
+    assert_eq!(server.client().post("/v1/embeddings", &both).error().2.as_deref(), Some("input"));
     assert_eq!(
         server.client().post("/v1/embeddings", &json!({"input": "a", "model": "other"})).error().0,
         404
@@ -214,7 +214,8 @@ fn pooling_shows_what_the_models_vectors_are_and_cuts_none() {
     for (body, status, param) in [
         (json!({"input": "ab", "dimensions": 2}), 400, "dimensions"),
         (json!({"input": "ab", "task": "classify"}), 400, "task"),
-        (json!({"input": "ab", "task": "token_embed"}), 501, "task"),
+        (json!({"input": "ab", "task": "token_classify"}), 400, "task"),
+        (json!({"input": "ab", "task": "guess"}), 400, "task"),
     ] {
         let refused = embeds.client().post("/pooling", &body).error();
         assert_eq!((refused.0, refused.2.as_deref()), (status, Some(param)));
@@ -222,6 +223,119 @@ fn pooling_shows_what_the_models_vectors_are_and_cuts_none() {
     let classifies = server(mock::classifies(SIZE));
     let answer = classifies.client().post("/pooling", &json!({"input": "ab", "task": "classify"})).ok();
     assert_eq!(floats(&answer["data"][0]["data"]), mock::classifies(SIZE).probabilities(raw("ab"), None));
+}
+
+/// What the mock makes of each token.
+fn each(text: &str) -> Vec<Vec<f32>> {
+    (1..=text.len()).map(|end| unit(&text[..end])).collect()
+}
+
+#[test]
+fn a_token_has_a_vector_of_its_own_in_every_encoding() {
+    let server = server(mock::embeds(SIZE));
+    let post = |more: Value| {
+        let mut body = json!({"input": ["abc", "d"], "task": "token_embed"});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        server.client().post("/pooling", &body)
+    };
+    let plain = post(json!({})).ok();
+    for (entry, text) in plain["data"].as_array().unwrap().iter().zip(["abc", "d"]) {
+        let rows: Vec<Vec<f32>> = entry["data"].as_array().unwrap().iter().map(floats).collect();
+        assert_eq!(rows, each(text));
+    }
+    let encoded = post(json!({"encoding_format": "base64"})).ok();
+    assert_eq!(singles(&from_base64(&encoded["data"][0]["data"])), each("abc").concat());
+    let bytes = post(json!({"encoding_format": "bytes"}));
+    let metadata: Value = serde_json::from_str(bytes.header("metadata").unwrap()).unwrap();
+    assert_eq!(metadata["data"][0]["shape"], json!([3, SIZE]));
+    assert_eq!(metadata["data"][1]["shape"], json!([1, SIZE]));
+    assert_eq!(singles(&bytes.body), [each("abc"), each("d")].concat().concat());
+    server.quiesce();
+}
+
+#[test]
+fn a_model_of_tokens_compares_texts_by_their_tokens() {
+    let info = PoolingInfo { per_token: true, ..mock::embeds(SIZE) };
+    let server = server(info);
+    let body = json!({"queries": "ab", "documents": ["abc", "x"]});
+    let scores = server.client().post("/score", &body).ok();
+    let wanted = |text: &str| late_interaction(&each("ab").concat(), &each(text).concat(), SIZE as usize);
+    for (entry, text) in scores["data"].as_array().unwrap().iter().zip(["abc", "x"]) {
+        assert!((entry["score"].as_f64().unwrap() as f32 - wanted(text)).abs() < 1e-6);
+    }
+    assert!((scores["data"][0]["score"].as_f64().unwrap() - 2.0).abs() < 1e-5, "every token finds itself");
+    let embedded = server.client().post("/v1/embeddings", &json!({"input": "ab"})).ok();
+    assert_eq!(embedded["data"][0]["embedding"].as_array().unwrap().len(), 2);
+    let refused = server.client().post("/pooling", &json!({"input": "ab", "task": "embed"}));
+    assert_eq!(refused.error().2.as_deref(), Some("task"));
+    assert!(refused.text().contains("token_embed"), "{}", refused.text());
+}
+
+#[test]
+fn a_conversation_is_rendered_and_embedded_without_an_opened_answer() {
+    for (server, path, key) in [
+        (server(mock::embeds(SIZE)), "/v1/embeddings", "embedding"),
+        (server(mock::embeds(SIZE)), "/pooling", "data"),
+        (server(mock::classifies(SIZE)), "/classify", "probs"),
+    ] {
+        let conversation = json!({"messages": [{"role": "user", "content": "ab"}]});
+        let answer = server.client().post(path, &conversation).ok();
+        let ids =
+            [&[mock::START], &"user\nab".bytes().map(u32::from).collect::<Vec<_>>()[..], &[mock::END, 10]];
+        let same = server.client().post(path, &json!({"input": ids.concat()})).ok();
+        assert_eq!(answer["data"][0][key], same["data"][0][key], "{path}");
+        let mut opened = conversation.clone();
+        opened["add_generation_prompt"] = json!(true);
+        let opened = server.client().post(path, &opened).ok();
+        assert!(opened["usage"]["prompt_tokens"].as_u64() > answer["usage"]["prompt_tokens"].as_u64());
+    }
+}
+
+#[test]
+fn coheres_embeddings_come_in_every_type_that_was_asked_for() {
+    let server = server(mock::embeds(SIZE));
+    let body = json!({"model": "mock", "texts": ["a", "bc"], "input_type": "search_query",
+        "embedding_types": ["float", "base64", "binary", "ubinary"]});
+    let answer = server.client().post("/v2/embed", &body).ok();
+    assert_eq!(
+        (&answer["response_type"], &answer["texts"]),
+        (&json!("embeddings_by_type"), &json!(["a", "bc"]))
+    );
+    assert_eq!(answer["meta"]["billed_units"]["input_tokens"], 3);
+    for (index, text) in ["a", "bc"].into_iter().enumerate() {
+        let embeddings = &answer["embeddings"];
+        assert_eq!(floats(&embeddings["float"][index]), unit(text));
+        assert_eq!(singles(&from_base64(&embeddings["base64"][index])), unit(text));
+        let bits =
+            unit(text).iter().enumerate().fold(0, |byte, (at, x)| byte | u8::from(*x > 0.0) << (7 - at));
+        assert_eq!(embeddings["ubinary"][index], json!([bits]));
+        assert_eq!(embeddings["binary"][index], json!([i16::from(bits) - 128]));
+    }
+    let parts =
+        json!({"inputs": [{"content": [{"type": "text", "text": "b"}, {"type": "text", "text": "c"}]}]});
+    let joined = server.client().post("/v2/embed", &parts).ok();
+    assert_eq!(joined["embeddings"]["float"][0], answer["embeddings"]["float"][1]);
+    let long = "x".repeat(5000);
+    let cut = server.client().post("/v2/embed", &json!({"texts": [long]})).ok();
+    assert_eq!(
+        cut["meta"]["billed_units"]["input_tokens"], 4096,
+        "the end is cut unless the request says otherwise"
+    );
+    for (fields, status, param) in [
+        (json!({"texts": [long], "truncate": "NONE"}), 400, "texts"),
+        (json!({"texts": ["a"], "truncate": "MIDDLE"}), 400, "truncate"),
+        (json!({"texts": ["a"], "embedding_types": ["int8"]}), 501, "embedding_types"),
+        (json!({"texts": ["a"], "embedding_types": ["hex"]}), 400, "embedding_types"),
+        (json!({"texts": ["a"], "images": ["data:"]}), 501, "images"),
+        (json!({"texts": ["a"], "output_dimension": 2}), 400, "output_dimension"),
+        (json!({"texts": []}), 400, "texts"),
+        (json!({}), 400, "texts"),
+        (json!({"inputs": [{"content": [{"type": "image_url"}]}]}), 501, "inputs"),
+    ] {
+        let answer = server.client().post("/v2/embed", &fields);
+        let (got, _, found) = answer.error();
+        assert_eq!((got, found.as_deref()), (status, Some(param)), "{}", answer.text());
+    }
 }
 
 #[test]

@@ -94,6 +94,7 @@ impl<'a> Arena<'a> {
         words[header::NUM_MASKS] = plan.mask_rows.len() as i64;
         words[header::PROPOSE] = i64::from(plan.propose);
         words[header::IRREGULAR] = 0;
+        words[header::TOKEN_VECTORS] = i64::from(plan.wants_token_vectors());
         Ok(())
     }
 
@@ -156,7 +157,12 @@ impl<'a> Arena<'a> {
         let size = self.layout.limits().pooled_size;
         output.pooled_size = size;
         output.irregular = self.get::<i64>(S::header)[header::IRREGULAR] != 0;
+        let mut end = 0;
         for (at, row) in plan.rows.iter().enumerate() {
+            // Every token of such a step has a vector; not every one was asked for.
+            end += row.num_tokens as usize;
+            let wanted = (end - row.num_vectors as usize) * size..end * size;
+            output.token_vectors.extend_from_slice(&self.get::<f32>(S::token_vectors)[wanted]);
             if row.samples {
                 output.pooled.extend_from_slice(&self.get::<f32>(S::pooled)[at * size..(at + 1) * size]);
             }

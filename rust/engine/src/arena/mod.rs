@@ -19,7 +19,7 @@ pub use codec::Arena;
 use crate::worker::WorkerInfo;
 
 /// Version of the layout, in the header's first word.
-pub const VERSION: i64 = 3;
+pub const VERSION: i64 = 5;
 
 /// Element type of a section.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -160,6 +160,7 @@ sections!(
     prompt_top_logprobs,
     mask_rows,
     masks,
+    token_vectors,
 );
 
 /// Words of the header, by index. `header` is `int64[16]`.
@@ -192,6 +193,8 @@ pub mod header {
     pub const PROPOSE: usize = 12;
     /// Written by the worker: not 0 if the step's time says nothing about the next one like it.
     pub const IRREGULAR: usize = 13;
+    /// 1 if the step's tokens are to have a vector each.
+    pub const TOKEN_VECTORS: usize = 14;
     /// Number of words.
     pub const LEN: usize = 16;
 }
@@ -298,6 +301,7 @@ impl S {
             S::rule_values => (F32, vec![limits.max_rules]),
             S::history => (I32, vec![limits.max_history]),
             S::pooled => (F32, vec![rows, limits.pooled_size]),
+            S::token_vectors => (F32, vec![tokens, limits.pooled_size]),
             S::sampled | S::ranks => (I32, vec![rows, width]),
             S::logprobs => (F32, vec![rows, width]),
             S::top_tokens => (I32, vec![rows, width, alternatives]),

@@ -14,9 +14,9 @@ use std::thread;
 use std::time::Duration;
 
 use frizzen_core::{Error, FinishReason, Request, RequestId, StopReason};
-use rustc_hash::FxHashSet;
 
 use super::affinity::Affinity;
+use super::questions::{Question, Questions};
 use super::reader::{OpenRequests, Reader, greet, lock};
 use super::wire::{self, Ending, FromReplica, RemoteRequest, ToReplica};
 use crate::engine::EngineSeat;
@@ -70,28 +70,16 @@ struct Link {
 struct Member {
     link: Option<Link>,
     /// Its worker's sizes, while it takes requests.
-    info: Option<WorkerInfo>,
+    info: Option<Arc<WorkerInfo>>,
     open: OpenRequests,
     load: Load,
     metrics: String,
+    /// What it said last of itself.
+    report: Arc<str>,
     connections: u32,
     /// What it does while it loads; why it is gone.
     note: String,
     given_up: bool,
-}
-
-/// What every replica was asked, and somebody waits for.
-enum Question {
-    ResetPrefixCache(Sender<bool>),
-    Pause(Sender<()>),
-}
-
-struct Asked {
-    question: Question,
-    /// Replicas that have not answered.
-    missing: FxHashSet<u32>,
-    /// All that have answered said yes.
-    done: bool,
 }
 
 /// Routes the requests of one handle to several replicas.
@@ -101,7 +89,7 @@ pub struct Dispatcher {
     sender: Sender<Event>,
     members: Vec<Member>,
     affinity: Affinity,
-    asked: Vec<Asked>,
+    questions: Questions,
     /// A replica that comes later is told too.
     paused: Option<PauseMode>,
     connections: u64,
@@ -152,7 +140,7 @@ impl Dispatcher {
             sender,
             members,
             affinity: Affinity::default(),
-            asked: Vec::new(),
+            questions: Questions::default(),
             paused: None,
             connections: 0,
             ready: false,
@@ -227,9 +215,8 @@ impl Dispatcher {
                     self.tell(rank, &ToReplica::Resume);
                 }
             }
-            Command::Control(name, _, answer) => {
-                // Nobody waits for the answer any more if this fails.
-                let _ = answer.send(Err(format!("{name}: every engine has a worker of its own")));
+            Command::Control(name, argument, answer) => {
+                self.ask(Question::Control(answer, Vec::new()), &ToReplica::Control { name, argument });
             }
             Command::Shutdown => {}
         }
@@ -331,11 +318,14 @@ impl Dispatcher {
                 self.shared.set_remote_metrics(texts.filter(|text| !text.is_empty()).collect());
                 return;
             }
+            FromReplica::Report(text) => self.member(rank).report = text.into(),
+            FromReplica::Answered(answer) => self.questions.worker_answered(rank, answer),
             FromReplica::PrefixCacheReset(done) => {
-                self.answered(rank, done, |question| matches!(question, Question::ResetPrefixCache(_)));
+                self.questions
+                    .answered(rank, done, |question| matches!(question, Question::ResetPrefixCache(_)));
             }
             FromReplica::Paused => {
-                self.answered(rank, true, |question| matches!(question, Question::Pause(_)));
+                self.questions.answered(rank, true, |question| matches!(question, Question::Pause(_)));
             }
             FromReplica::Failed(reason) => {
                 self.lose(rank, &reason);
@@ -364,12 +354,13 @@ impl Dispatcher {
         }
         let member = self.member(rank);
         member.note.clear();
-        member.info = Some(info);
+        member.info = Some(Arc::new(info));
         tracing::info!(engine = rank, "a replica is ready");
         if let Some(mode) = self.paused {
             self.tell(rank, &ToReplica::Pause(mode));
         }
-        let infos: Vec<&WorkerInfo> = self.members.iter().filter_map(|member| member.info.as_ref()).collect();
+        let infos: Vec<&WorkerInfo> =
+            self.members.iter().filter_map(|member| member.info.as_deref()).collect();
         if self.ready || infos.len() < self.members.len() {
             return;
         }
@@ -402,7 +393,8 @@ impl Dispatcher {
         }
         self.affinity.forget(rank as usize);
         // It has no cache any more, and nothing moves in it.
-        while self.answered(rank, true, |_| true) {}
+        while self.questions.answered(rank, true, |_| true) {}
+        self.member(rank).report = Arc::default();
         self.publish();
     }
 
@@ -426,32 +418,7 @@ impl Dispatcher {
         for rank in &live {
             self.tell(*rank, message);
         }
-        self.asked.push(Asked { question, missing: live.into_iter().collect(), done: true });
-        self.settle();
-    }
-
-    /// A replica has answered the oldest question of a kind that waits for it; false if none does.
-    fn answered(&mut self, rank: u32, done: bool, kind: impl Fn(&Question) -> bool) -> bool {
-        let waiting = |asked: &&mut Asked| kind(&asked.question) && asked.missing.contains(&rank);
-        let Some(asked) = self.asked.iter_mut().find(waiting) else { return false };
-        asked.missing.remove(&rank);
-        asked.done &= done;
-        self.settle();
-        true
-    }
-
-    /// Answers whoever waits for questions that nobody has to answer any more.
-    fn settle(&mut self) {
-        self.asked.retain(|asked| {
-            if asked.missing.is_empty() {
-                // Nobody waits for the answer any more if this fails.
-                let _ = match &asked.question {
-                    Question::ResetPrefixCache(answer) => answer.send(asked.done).is_ok(),
-                    Question::Pause(answer) => answer.send(()).is_ok(),
-                };
-            }
-            !asked.missing.is_empty()
-        });
+        self.questions.ask(question, live);
     }
 
     /// Brings what the handle shows up to date.
@@ -472,6 +439,8 @@ impl Dispatcher {
                     starts: member.connections,
                     open: lock(&member.open).len(),
                     load: member.load,
+                    info: member.info.clone(),
+                    report: Arc::clone(&member.report),
                 }
             })
             .collect();

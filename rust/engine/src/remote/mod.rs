@@ -10,7 +10,7 @@
 //! ```
 //!
 //! * [`wire`]: the messages, one typed protocol for both ends, which are always the same program.
-//! * [`dispatcher`]: the front end's side, `reader` what it hears. * [`affinity`]: which replica a prompt goes to.
+//! * [`dispatcher`]: the front end's side, `reader` what it hears, `questions` what it asks. * [`affinity`]: which replica a prompt goes to.
 //! * [`replica`]: the engine's side.
 //! * [`supervisor`]: starts the processes, and starts them again.
 //!
@@ -19,6 +19,7 @@
 
 pub mod affinity;
 pub mod dispatcher;
+mod questions;
 mod reader;
 pub mod replica;
 pub mod supervisor;

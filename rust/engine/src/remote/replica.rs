@@ -3,6 +3,7 @@
 //! One thread reads messages; one, the caller of [`Replica::serve`], owns the open streams and writes. A stream tells
 //! it through its waker that something came, so that all deltas of a step travel in one frame.
 
+use std::collections::VecDeque;
 use std::io::{self, BufReader, BufWriter, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -17,7 +18,7 @@ use frizzen_metrics::{Metrics, TextFormat};
 use rustc_hash::FxHashMap;
 
 use super::wire::{self, Ending, FromReplica, RemoteRequest, ToReplica, VERSION};
-use crate::handle::{EngineHandle, Health, Load};
+use crate::handle::{ControlAnswer, EngineHandle, Health, Load};
 use crate::mailbox::OutputStream;
 use crate::watchdog::Watchdog;
 
@@ -32,6 +33,9 @@ pub type ReadConstraint = Box<dyn FnMut(&str) -> Result<Arc<dyn Constraint>> + S
 /// Brings the metrics up to date that only the worker can count; may take a while.
 pub type RefreshMetrics = Box<dyn FnMut(&EngineHandle) + Send>;
 
+/// Says how the engine is, in the front end's words.
+pub type Report = Box<dyn FnMut(&EngineHandle) -> String + Send>;
+
 /// What is known of this process by the one that serves it.
 pub struct ReplicaOptions {
     /// Its requests' clock, the engine's.
@@ -40,6 +44,8 @@ pub struct ReplicaOptions {
     pub metrics: Arc<Metrics>,
     /// Called before they are sent.
     pub refresh_metrics: RefreshMetrics,
+    /// What is said of the engine where the front end shows its engines one by one; may take a while.
+    pub report: Report,
     /// Makes constraints again from their sources.
     pub read_constraint: ReadConstraint,
     /// A step that takes longer is a failure.
@@ -72,6 +78,8 @@ enum Event {
     Came(RequestId),
     /// The metrics have changed.
     Measured(String),
+    /// What is said of the engine has changed.
+    Reported(String),
     /// The front end is gone.
     Closed,
 }
@@ -135,11 +143,12 @@ impl Replica {
                 }
             }
         })?;
-        let ReplicaOptions { clock, metrics, mut refresh_metrics, read_constraint, step_timeout } = options;
+        let ReplicaOptions { clock, metrics, mut refresh_metrics, mut report, read_constraint, step_timeout } =
+            options;
         let (stop, stopped) = channel::<()>();
         let (measured, measuring) = (events.clone(), handle.clone());
         let reporter = thread::Builder::new().name("metrics".to_owned()).spawn(move || {
-            let mut last = String::new();
+            let (mut last, mut reported) = (String::new(), String::new());
             // The other end is dropped when the replica ends.
             while stopped.recv_timeout(METRICS_EVERY) == Err(RecvTimeoutError::Timeout) {
                 refresh_metrics(&measuring);
@@ -147,6 +156,13 @@ impl Replica {
                 if text != last {
                     last.clone_from(&text);
                     if measured.send(Event::Measured(text)).is_err() {
+                        return;
+                    }
+                }
+                let text = report(&measuring);
+                if text != reported {
+                    reported.clone_from(&text);
+                    if measured.send(Event::Reported(text)).is_err() {
                         return;
                     }
                 }
@@ -163,6 +179,7 @@ impl Replica {
             came: Vec::new(),
             said: Said::default(),
             pauses: Vec::new(),
+            questions: VecDeque::new(),
         };
         let ended = serving.run(&arrived);
         // Dropping the streams aborts them, and the loop is told to end only after that.
@@ -174,6 +191,15 @@ impl Replica {
         drop(stop);
         let _ = reporter.join();
         ended
+    }
+}
+
+/// The answer to a question, if it has come, or will never come.
+fn answered(question: &Receiver<ControlAnswer>) -> Option<ControlAnswer> {
+    match question.try_recv() {
+        Ok(answer) => Some(answer),
+        Err(TryRecvError::Disconnected) => Some(Err("the engine has ended".to_owned())),
+        Err(TryRecvError::Empty) => None,
     }
 }
 
@@ -197,6 +223,8 @@ struct Serving<'a> {
     said: Said,
     /// Pauses that are not settled yet.
     pauses: Vec<Receiver<()>>,
+    /// Questions to the worker that it has not answered, oldest first.
+    questions: VecDeque<Receiver<ControlAnswer>>,
 }
 
 impl Serving<'_> {
@@ -229,6 +257,7 @@ impl Serving<'_> {
         match event {
             Event::Came(id) => self.came.push(id),
             Event::Measured(text) => self.say(&FromReplica::Metrics(text))?,
+            Event::Reported(text) => self.say(&FromReplica::Report(text))?,
             Event::Said(ToReplica::Add(request)) => self.add(*request),
             Event::Said(ToReplica::End(id, ending)) => {
                 if let Some(open) = self.open.remove(&id) {
@@ -245,6 +274,9 @@ impl Serving<'_> {
             }
             Event::Said(ToReplica::Pause(mode)) => self.pauses.push(self.handle.pause(mode)),
             Event::Said(ToReplica::Resume) => self.handle.resume(),
+            Event::Said(ToReplica::Control { name, argument }) => {
+                self.questions.push_back(self.handle.control(&name, &argument));
+            }
             Event::Said(ToReplica::Shutdown) | Event::Closed => return Ok(true),
         }
         Ok(false)
@@ -341,6 +373,10 @@ impl Serving<'_> {
         self.pauses.retain(|settled| settled.try_recv() == Err(TryRecvError::Empty));
         for _ in self.pauses.len()..before {
             self.say(&FromReplica::Paused)?;
+        }
+        while let Some(answer) = self.questions.front().and_then(answered) {
+            self.questions.pop_front();
+            self.say(&FromReplica::Answered(answer))?;
         }
         let load = self.handle.load();
         if load != self.said.load {

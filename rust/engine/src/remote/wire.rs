@@ -14,9 +14,9 @@ use crate::handle::Load;
 use crate::pause::PauseMode;
 
 /// Goes up with every change of a message.
-pub const VERSION: u32 = 2;
-/// Longest frame: a prompt of ten million tokens fits, a stray connection does not.
-const LONGEST: u32 = 64 << 20;
+pub const VERSION: u32 = 3;
+/// Longest frame: the vectors of a long step's tokens fit, four letters of a stray connection do not.
+const LONGEST: u32 = 256 << 20;
 
 /// A request on its way to a replica.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -61,6 +61,13 @@ pub enum ToReplica {
     Pause(PauseMode),
     /// Take requests again.
     Resume,
+    /// Ask the worker; answered by [`FromReplica::Answered`].
+    Control {
+        /// What is asked.
+        name: String,
+        /// JSON.
+        argument: String,
+    },
     /// Abort what is left and end.
     Shutdown,
 }
@@ -93,6 +100,10 @@ pub enum FromReplica {
     Load(Load),
     /// Its metrics as OpenMetrics text, when they changed.
     Metrics(String),
+    /// What it says of itself, when that changed.
+    Report(String),
+    /// What its worker answers to the oldest question that it has not answered.
+    Answered(Result<String, String>),
     /// Whether the prefixes were forgotten.
     PrefixCacheReset(bool),
     /// Nothing moves any more.

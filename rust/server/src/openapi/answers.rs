@@ -8,6 +8,8 @@ use crate::routes::Endpoint;
 pub fn content(endpoint: Endpoint) -> Option<Value> {
     let text = json!({"schema": {"type": "string"}});
     let json = json!({"schema": of(endpoint)});
+    // Each event is JSON of its own, for which the description has no words.
+    let events = json!({});
     Some(match endpoint {
         Endpoint::Ping => return None,
         Endpoint::Metrics => json!({"text/plain": text, "application/openmetrics-text": text}),
@@ -21,7 +23,8 @@ pub fn content(endpoint: Endpoint) -> Option<Value> {
         | Endpoint::Responses
         | Endpoint::Messages
         | Endpoint::Tokens
-        | Endpoint::Invocations => json!({"application/json": json, "text/event-stream": text}),
+        | Endpoint::Generate
+        | Endpoint::Invocations => json!({"application/json": json, "text/event-stream": events}),
         _ => json!({"application/json": json}),
     })
 }
@@ -32,13 +35,29 @@ fn of(endpoint: Endpoint) -> Value {
     match endpoint {
         Endpoint::Chat => choices("chat.completion", &json!({"message": message()})),
         Endpoint::Completions => choices("text_completion", &json!({"text": text})),
+        Endpoint::Generate => {
+            let one =
+                object(&json!({"text": text, "output_ids": array(&count), "meta_info": {"type": "object"}}));
+            json!({"anyOf": [one, array(&one)]})
+        }
+        Endpoint::CohereEmbed => object(&json!({
+            "id": text,
+            "embeddings": {"type": "object"},
+            "texts": array(&text),
+            "meta": {"type": "object"},
+            "response_type": text,
+        })),
+        Endpoint::DeleteResponse => object(&json!({"id": text, "object": text, "deleted": flag})),
+        Endpoint::InputItems => object(
+            &json!({"object": {"const": "list"}, "data": array(&json!({"type": "object"})), "has_more": flag}),
+        ),
         Endpoint::Tokens => choices("generation", &json!({"token_ids": array(&count)})),
-        Endpoint::Responses | Endpoint::Response => object(&json!({
+        Endpoint::Responses | Endpoint::Response | Endpoint::CancelResponse => object(&json!({
             "id": text,
             "object": {"const": "response"},
             "created_at": count,
             "model": text,
-            "status": {"enum": ["completed", "incomplete", "failed", "in_progress"]},
+            "status": {"enum": ["completed", "incomplete", "failed", "in_progress", "cancelled"]},
             "output": array(&json!({"type": "object", "required": ["type", "id"]})),
             "usage": {"type": ["object", "null"]},
             "error": {"type": ["object", "null"]},

@@ -5,8 +5,6 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::pooling::request::MAX_INPUTS;
-use crate::request::common::MAX_SALT;
 use crate::routes::Endpoint;
 
 /// The schema of a route's body; `None` if its fields are those of a dialect, or it has none.
@@ -55,20 +53,6 @@ pub fn of(endpoint: Endpoint) -> Option<Value> {
                 ("abort_all", flag()),
             ],
         ),
-        Endpoint::Embeddings => vectors(&[("dimensions", json!({"type": "integer", "minimum": 1}))]),
-        Endpoint::Pooling => vectors(&[("task", text())]),
-        Endpoint::Classify => pooled(&["input"], &[("input", inputs())]),
-        Endpoint::Score => pooled(&["queries", "documents"], &[("queries", texts()), ("documents", texts())]),
-        Endpoint::Rerank => pooled(
-            &["query", "documents"],
-            &[
-                ("query", json!({"type": ["string", "object"]})),
-                ("documents", texts()),
-                ("top_n", json!({"type": "integer", "minimum": 0})),
-                ("max_tokens_per_doc", json!({"type": "integer", "minimum": 1})),
-                ("return_documents", flag()),
-            ],
-        ),
         _ => return None,
     })
 }
@@ -103,34 +87,6 @@ pub fn nullable(schema: &Value) -> Value {
     json!({"anyOf": [schema, {"type": "null"}]})
 }
 
-/// What all endpoints take that return what a pooling model makes of texts.
-fn pooled(required: &[&str], fields: Fields<'_>) -> Value {
-    let shared = [
-        ("model", text()),
-        ("add_special_tokens", flag()),
-        ("truncate_prompt_tokens", truncation()),
-        ("truncation_side", json!({"enum": ["left", "right"]})),
-        ("use_activation", flag()),
-        ("normalize", flag()),
-        ("activation", flag()),
-        ("priority", json!({"type": "integer"})),
-        ("cache_salt", json!({"type": "string", "minLength": 1, "maxLength": MAX_SALT})),
-        ("request_id", text()),
-        ("user", text()),
-    ];
-    object(required, &[fields, shared.as_slice()].concat())
-}
-
-fn vectors(fields: Fields<'_>) -> Value {
-    let shared = [
-        ("input", inputs()),
-        ("encoding_format", json!({"enum": ["float", "base64", "bytes", "bytes_only"]})),
-        ("embed_dtype", json!({"enum": ["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"]})),
-        ("endianness", json!({"enum": ["native", "big", "little"]})),
-    ];
-    pooled(&["input"], &[fields, shared.as_slice()].concat())
-}
-
 /// To the context's length, or to so many tokens.
 pub fn truncation() -> Value {
     json!({"anyOf": [{"const": -1}, {"type": "integer", "minimum": 1}]})
@@ -151,22 +107,9 @@ fn flag() -> Value {
 }
 
 fn ids() -> Value {
-    json!({"type": "array", "items": {"type": "integer", "minimum": 0}})
+    json!({"type": "array", "items": {"$ref": "#/components/schemas/TokenId"}})
 }
 
 fn strings() -> Value {
     json!({"anyOf": [text(), {"type": "array", "items": text()}]})
-}
-
-fn inputs() -> Value {
-    let ids = json!({"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}});
-    let many =
-        json!({"type": "array", "minItems": 1, "maxItems": MAX_INPUTS, "items": {"anyOf": [text(), ids]}});
-    json!({"anyOf": [text(), ids, many]})
-}
-
-fn texts() -> Value {
-    let one =
-        json!({"anyOf": [text(), {"type": "object", "required": ["text"], "properties": {"text": text()}}]});
-    json!({"anyOf": [one, {"type": "array", "minItems": 1, "maxItems": MAX_INPUTS, "items": one}]})
 }

@@ -17,6 +17,7 @@ pub mod generation;
 pub mod logprobs;
 pub mod message;
 pub mod messages;
+pub mod native;
 pub mod pieces;
 pub mod responses;
 pub mod stream;

@@ -47,7 +47,6 @@ impl Responses {
             "object": "response",
             "created_at": unix_time(),
             "model": model,
-            "background": false,
             "truncation": "disabled",
             "store": keep.is_some(),
             "error": null,
@@ -171,6 +170,11 @@ impl Writer for Responses {
         let why = json!({"code": "server_error", "message": error.message});
         let response = self.object("failed", [("error", why)]);
         write_event(out, &mut self.sequence, "response.failed", &json!({"response": response}));
+    }
+
+    fn begun(&mut self) -> Option<(Value, Keep)> {
+        let keep = self.keep.as_ref().filter(|keep| keep.background)?.clone();
+        Some((self.object("in_progress", []), keep))
     }
 
     fn answer(&mut self, choices: &[ChoiceDelta], usage: &Usage, out: &mut Vec<u8>) {

@@ -1,11 +1,13 @@
 //! The seam between what was generated and how a dialect says it.
 
 use frizzen_core::TokenId;
+use serde_json::Value;
 
 use crate::error::ApiError;
 use crate::json;
 use crate::output::{ChoiceDelta, Usage};
 use crate::request::Shown;
+use crate::store::Keep;
 
 /// One dialect's way of writing deltas: as chunks of a stream, or merged as one answer.
 ///
@@ -19,6 +21,12 @@ pub trait Writer: Send {
 
     /// Appends what a stream ends with that breaks off.
     fn failed(&mut self, error: &ApiError, out: &mut Vec<u8>);
+
+    /// What is answered before there is anything, and takes the answer in; `None` where an answer comes only when it is
+    /// there.
+    fn begun(&mut self) -> Option<(Value, Keep)> {
+        None
+    }
 
     /// Appends the whole answer; `choices` are merged deltas in the order of their indexes.
     fn answer(&mut self, choices: &[ChoiceDelta], usage: &Usage, out: &mut Vec<u8>);

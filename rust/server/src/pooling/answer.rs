@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::edge;
 use crate::error::ApiError;
 use crate::json;
-use crate::pooling::encode::{Encoding, Format};
+use crate::pooling::encode::{Encoding, Format, Matrix};
 
 /// Most bytes of the header `metadata`: clients refuse longer ones.
 const MAX_METADATA: usize = 32 * 1024;
@@ -29,7 +29,8 @@ pub struct Head {
 }
 
 impl Head {
-    fn usage(&self) -> Value {
+    /// What was read.
+    pub fn usage(&self) -> Value {
         json!({"prompt_tokens": self.prompt_tokens, "total_tokens": self.prompt_tokens})
     }
 
@@ -57,7 +58,7 @@ impl Head {
     /// Vectors in the encoding that was asked for; JSON entries are `object`s with the vector under `key`.
     pub fn vectors(
         &self,
-        vectors: &[Vec<f32>],
+        vectors: &[Matrix],
         encoding: &Encoding,
         object: &str,
         key: &str,
@@ -70,15 +71,15 @@ impl Head {
                 format!("{{\"index\":{index},\"object\":\"{object}\",\"{key}\":").as_bytes(),
             );
             if encoding.format == Format::Base64 {
-                json::string(out, &encoding.base64(vector));
+                json::string(out, &encoding.base64(&vector.values));
             } else {
-                json::list(out, vector, |out, value| float(out, *value));
+                numbers(out, vector);
             }
             out.push(b'}');
         }))
     }
 
-    fn bytes(&self, vectors: &[Vec<f32>], encoding: &Encoding) -> Result<Response, ApiError> {
+    fn bytes(&self, vectors: &[Matrix], encoding: &Encoding) -> Result<Response, ApiError> {
         let (body, places) = encoding.bytes(vectors);
         let mut response = body.into_response();
         let headers = response.headers_mut();
@@ -125,6 +126,15 @@ impl Head {
             .collect();
         let answer = json!({"id": self.id, "model": self.model, "usage": self.usage(), "results": results});
         edge::json(answer.to_string().into_bytes())
+    }
+}
+
+/// Appends a vector as a list, or a matrix as a list of lists.
+fn numbers(out: &mut Vec<u8>, vector: &Matrix) {
+    let row = |out: &mut Vec<u8>, row: &[f32]| json::list(out, row, |out, value| float(out, *value));
+    match vector.width {
+        Some(width) => json::list(out, vector.values.chunks(width), row),
+        None => row(out, &vector.values),
     }
 }
 

@@ -73,6 +73,24 @@ pub enum Format {
     BytesOnly,
 }
 
+/// What the model made of one text: a vector, or one of each token.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Matrix {
+    /// Row after row.
+    pub values: Vec<f32>,
+    /// Numbers of a row; `None` if there is one vector, which is no list of rows.
+    pub width: Option<usize>,
+}
+
+impl Matrix {
+    fn shape(&self) -> Vec<usize> {
+        match self.width {
+            Some(width) => vec![self.values.len() / width.max(1), width],
+            None => vec![self.values.len()],
+        }
+    }
+}
+
 /// `encoding_format`, `embed_dtype` and `endianness`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Encoding {
@@ -83,6 +101,11 @@ pub struct Encoding {
 }
 
 impl Encoding {
+    /// The encoding of an answer that says nothing else.
+    pub const fn of(format: Format) -> Self {
+        Self { format, dtype: DTYPES[0], big_endian: false }
+    }
+
     /// Reads the three fields.
     pub fn read(fields: &mut Fields) -> Result<Self, ApiError> {
         let format = fields.string("encoding_format")?;
@@ -124,7 +147,7 @@ impl Encoding {
         }
     }
 
-    /// A vector in base64.
+    /// A vector, or the rows of a matrix one after the other, in base64.
     pub fn base64(&self, vector: &[f32]) -> String {
         let mut bytes = Vec::new();
         self.append(vector, &mut bytes);
@@ -132,23 +155,29 @@ impl Encoding {
     }
 
     /// All vectors as bytes, and what the header says of each.
-    pub fn bytes(&self, vectors: &[Vec<f32>]) -> (Vec<u8>, Vec<Value>) {
+    pub fn bytes(&self, vectors: &[Matrix]) -> (Vec<u8>, Vec<Value>) {
         let mut out = Vec::new();
         let mut places = Vec::with_capacity(vectors.len());
         let endianness = if self.big_endian { "big" } else { "little" };
         for (index, vector) in vectors.iter().enumerate() {
             let start = out.len();
-            self.append(vector, &mut out);
+            self.append(&vector.values, &mut out);
             places.push(json!({
                 "index": index,
                 "embed_dtype": self.dtype.name,
                 "endianness": endianness,
                 "start": start,
                 "end": out.len(),
-                "shape": [vector.len()],
+                "shape": vector.shape(),
             }));
         }
         (out, places)
+    }
+}
+
+impl Default for Encoding {
+    fn default() -> Self {
+        Self::of(Format::Float)
     }
 }
 

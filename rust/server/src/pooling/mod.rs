@@ -1,9 +1,11 @@
 //! Endpoints that return vectors, and what is made of vectors: scores and rankings.
 //!
 //! * [`request`]: their bodies. [`run`]: from texts to the model's vectors. * [`encode`]: how vectors are written.
-//!   [`answer`]: the answers.
+//!   [`answer`]: the answers. * [`compare`]: scores and rankings. [`cohere`]: another dialect.
 
 pub mod answer;
+pub mod cohere;
+pub mod compare;
 pub mod encode;
 pub mod request;
 pub mod run;
@@ -12,19 +14,18 @@ use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::response::Response;
-use frizzen_core::pooling::cosine;
 use frizzen_core::{PoolingInfo, PoolingTask};
 
 use crate::body;
 use crate::edge::RequestName;
-use crate::error::{ApiError, quoted};
+use crate::error::ApiError;
 use crate::prepare::off_thread;
-use crate::request::{Fields, Limits};
+use crate::request::{Dialect, Fields, Limits};
 use crate::state::{AppState, SharedState, unix_time};
 use answer::{Head, float};
-use encode::Encoding;
-use request::{Common, Input, inputs, texts};
-use run::{Job, Piece, Prepared, has_task, pooling_info, prepare, run};
+use encode::Matrix;
+use request::{Common, Task, VectorsRequest};
+use run::{Job, Piece, Prepared, pooling_info, prepare, run};
 
 type Answer = Result<Response, ApiError>;
 
@@ -35,6 +36,7 @@ const INLINE: usize = 4096;
 async fn prepared<T: Send + 'static>(
     state: &SharedState,
     request: Request,
+    dialect: Dialect,
     read: impl FnOnce(&AppState, Fields, &Limits) -> Result<(Job, T), ApiError> + Send + 'static,
 ) -> Result<(Prepared, String, T), ApiError> {
     state.model()?;
@@ -47,7 +49,9 @@ async fn prepared<T: Send + 'static>(
     let work = move || {
         let (info, model) = shared.model()?;
         let limits = shared.limits(info, model);
-        let (job, rest) = read(&shared, Fields::parse_untabled(&body)?, &limits)?;
+        let (fields, unused) = Fields::parse(&body, dialect)?;
+        let (job, rest) = read(&shared, fields, &limits)?;
+        shared.note(&unused);
         let served = shared.check_model(job.common.model.as_deref())?.to_owned();
         shared.check_samples(job.field, job.pieces.len())?;
         Ok((prepare(&shared, job, &name)?, served, rest))
@@ -59,79 +63,91 @@ fn head(prefix: &str, name: &str, model: String, prompt_tokens: u64) -> Head {
     Head { id: format!("{prefix}-{name}"), created: unix_time(), model, prompt_tokens }
 }
 
-fn one_each(state: &AppState, mut fields: Fields, limits: &Limits) -> Result<Job, ApiError> {
-    let common = Common::read(&mut fields, limits)?;
-    let pieces = inputs(&mut fields, limits.params.vocab_size)?.into_iter().map(Piece::One).collect();
-    state.note(&fields.finish());
-    Ok(Job { common, field: "input", pieces, last_to: None })
+/// A job of one vector, or one per token, of each input.
+fn one_each(
+    state: &AppState,
+    request: VectorsRequest,
+    unused: &crate::request::Unused,
+    per_token: bool,
+) -> Job {
+    state.note(unused);
+    let common = Common { per_token, ..request.common };
+    Job {
+        common,
+        field: "input",
+        pieces: request.inputs.into_iter().map(Piece::One).collect(),
+        last_to: None,
+    }
 }
 
 /// `POST /v1/embeddings`
 pub async fn embeddings(State(state): State<SharedState>, request: Request) -> Answer {
-    let read = |state: &AppState, mut fields: Fields, limits: &Limits| {
-        let pooling = pooling_info(state.model()?.0, "/v1/embeddings", has_task(PoolingTask::Embed))?;
-        let encoding = Encoding::read(&mut fields)?;
-        let dimensions = fields.integer::<u32>("dimensions", 1..=u32::MAX)?;
+    let read = |state: &AppState, fields: Fields, limits: &Limits| {
+        let serves = |pooling: &PoolingInfo| pooling.task == PoolingTask::Embed;
+        let pooling = pooling_info(state.model()?.0, "/v1/embeddings", serves)?;
+        let (request, unused) = VectorsRequest::read(fields, Dialect::Embeddings, limits)?;
+        let (encoding, dimensions) = (request.encoding, request.dimensions);
         dimensions.map_or(Ok(()), |asked| pooling.check_dimensions(asked))?;
-        let job = one_each(state, fields, limits)?;
+        let job = one_each(state, request, &unused, pooling.per_token);
         let activate = job.common.activate;
         Ok((job, (pooling.clone(), encoding, dimensions, activate)))
     };
     let (prepared, model, (pooling, encoding, dimensions, activate)) =
-        prepared(&state, request, read).await?;
+        prepared(&state, request, Dialect::Embeddings, read).await?;
     let name = Arc::clone(&prepared.name);
     let found = run(&state, prepared).await?;
-    let vectors = found.vectors.into_iter().map(|vector| pooling.embedding(vector, dimensions, activate));
-    let vectors: Vec<_> = vectors.collect();
+    let width = pooling.per_token.then(|| dimensions.unwrap_or(pooling.size) as usize);
+    let vectors = found.vectors.into_iter().map(|vector| pooling.finish(vector, dimensions, activate));
+    let vectors: Vec<_> = vectors.map(|values| Matrix { values, width }).collect();
     head("embd", &name, model, found.prompt_tokens).vectors(&vectors, &encoding, "embedding", "embedding")
+}
+
+/// What `/pooling` is to return: what was asked for, if the model has it, or what the model is for.
+fn pooling_task(pooling: &PoolingInfo, asked: Option<Task>) -> Result<Task, ApiError> {
+    let own = Task { kind: pooling.task, per_token: pooling.per_token };
+    match asked {
+        None => Ok(own),
+        // Tokens have vectors whatever is made of them.
+        Some(asked) if asked.kind == own.kind && asked.per_token >= own.per_token => Ok(asked),
+        Some(asked) => {
+            let message = format!("the model's task is {}, not {}", own.name(), asked.name());
+            Err(ApiError::invalid("task", message))
+        }
+    }
 }
 
 /// `POST /pooling`
 pub async fn pooling(State(state): State<SharedState>, request: Request) -> Answer {
-    let read = |state: &AppState, mut fields: Fields, limits: &Limits| {
+    let read = |state: &AppState, fields: Fields, limits: &Limits| {
         let pooling = pooling_info(state.model()?.0, "/pooling", |_| true)?;
-        if fields.take("dimensions").is_some() {
-            return Err(ApiError::invalid("dimensions", "dimensions belongs to /v1/embeddings"));
-        }
-        let own = match pooling.task {
-            PoolingTask::Embed => "embed",
-            PoolingTask::Classify => "classify",
-        };
-        let asked = fields.string("task")?;
-        match asked.as_deref() {
-            None => {}
-            Some(task) if task == own => {}
-            Some("token_embed" | "token_classify") => {
-                let message = format!("task must be {own}: a vector per token is not supported");
-                return Err(ApiError::unsupported("task", message));
-            }
-            Some(other) => {
-                let message = format!("the model's task is {own}, not {}", quoted(other, 32));
-                return Err(ApiError::invalid("task", message));
-            }
-        }
-        let encoding = Encoding::read(&mut fields)?;
-        let job = one_each(state, fields, limits)?;
+        let (request, unused) = VectorsRequest::read(fields, Dialect::Pooling, limits)?;
+        let task = pooling_task(pooling, request.task)?;
+        let encoding = request.encoding;
+        let job = one_each(state, request, &unused, task.per_token);
         let activate = job.common.activate;
-        Ok((job, (pooling.clone(), encoding, activate)))
+        Ok((job, (pooling.clone(), encoding, task, activate)))
     };
-    let (prepared, model, (pooling, encoding, activate)) = prepared(&state, request, read).await?;
+    let (prepared, model, (pooling, encoding, task, activate)) =
+        prepared(&state, request, Dialect::Pooling, read).await?;
     let name = Arc::clone(&prepared.name);
     let found = run(&state, prepared).await?;
+    let width = task.per_token.then_some(pooling.size as usize);
     let vectors = found.vectors.into_iter().map(|vector| pooling.finish(vector, None, activate));
-    let vectors: Vec<_> = vectors.collect();
+    let vectors: Vec<_> = vectors.map(|values| Matrix { values, width }).collect();
     head("pool", &name, model, found.prompt_tokens).vectors(&vectors, &encoding, "pooling", "data")
 }
 
 /// `POST /classify`
 pub async fn classify(State(state): State<SharedState>, request: Request) -> Answer {
     let read = |state: &AppState, fields: Fields, limits: &Limits| {
-        let pooling = pooling_info(state.model()?.0, "/classify", has_task(PoolingTask::Classify))?;
-        let job = one_each(state, fields, limits)?;
+        let serves = |pooling: &PoolingInfo| pooling.task == PoolingTask::Classify && !pooling.per_token;
+        let pooling = pooling_info(state.model()?.0, "/classify", serves)?;
+        let (request, unused) = VectorsRequest::read(fields, Dialect::Classify, limits)?;
+        let job = one_each(state, request, &unused, false);
         let activate = job.common.activate;
         Ok((job, (pooling.clone(), activate)))
     };
-    let (prepared, model, (pooling, activate)) = prepared(&state, request, read).await?;
+    let (prepared, model, (pooling, activate)) = prepared(&state, request, Dialect::Classify, read).await?;
     let name = Arc::clone(&prepared.name);
     let found = run(&state, prepared).await?;
     let probabilities = found.vectors.into_iter().map(|vector| pooling.probabilities(vector, activate));
@@ -145,118 +161,4 @@ pub async fn classify(State(state): State<SharedState>, request: Request) -> Ans
         crate::json::list(out, probs, float);
         out.extend_from_slice(format!(",\"num_classes\":{classes}}}").as_bytes());
     }))
-}
-
-/// How vectors become scores.
-enum Judge {
-    /// Each vector is a pair's.
-    Pairs(PoolingInfo),
-    /// So many vectors of queries, one or as many as the others; then the others.
-    Distances(usize),
-}
-
-/// Queries against documents: one against each, or pair by pair.
-fn comparison(
-    state: &AppState,
-    path: &str,
-    queries: Vec<String>,
-    documents: Vec<String>,
-) -> Result<(Vec<Piece>, Judge), ApiError> {
-    let serves = |pooling: &PoolingInfo| pooling.task == PoolingTask::Embed || pooling.is_cross_encoder();
-    let pooling = pooling_info(state.model()?.0, path, serves)?;
-    let (few, many) = (queries.len(), documents.len());
-    if few != 1 && few != many {
-        let message =
-            format!("one text is compared with each of several, or pair by pair; got {few} and {many}");
-        return Err(ApiError::invalid("documents", message));
-    }
-    if pooling.is_cross_encoder() {
-        let first = queries[0].clone();
-        let pair = |(index, document)| {
-            let query = queries.get(index).unwrap_or(&first).clone();
-            Piece::Pair(query, document)
-        };
-        return Ok((documents.into_iter().enumerate().map(pair).collect(), Judge::Pairs(pooling.clone())));
-    }
-    let all = queries.into_iter().chain(documents).map(|text| Piece::One(Input::Text(text)));
-    Ok((all.collect(), Judge::Distances(few)))
-}
-
-async fn scores(
-    state: &SharedState,
-    prepared: Prepared,
-    judge: &Judge,
-    activate: Option<bool>,
-) -> Result<(Vec<f32>, u64), ApiError> {
-    let found = run(state, prepared).await?;
-    let scores = match judge {
-        Judge::Pairs(pooling) => {
-            let score = |vector| pooling.probabilities(vector, activate).first().copied().unwrap_or(0.0);
-            found.vectors.into_iter().map(score).collect()
-        }
-        Judge::Distances(few) => {
-            let (queries, documents) = found.vectors.split_at(*few);
-            let pair = |(index, document): (usize, &Vec<f32>)| {
-                cosine(queries.get(index).unwrap_or(&queries[0]), document)
-            };
-            documents.iter().enumerate().map(pair).collect()
-        }
-    };
-    Ok((scores, found.prompt_tokens))
-}
-
-/// `POST /score`
-pub async fn score(State(state): State<SharedState>, request: Request) -> Answer {
-    let read = |state: &AppState, mut fields: Fields, limits: &Limits| {
-        let queries = texts(&mut fields, &["queries", "data_1", "text_1"])?;
-        let documents = texts(&mut fields, &["documents", "items", "data_2", "text_2"])?;
-        let (pieces, judge) = comparison(state, "/score", queries, documents)?;
-        let common = Common::read(&mut fields, limits)?;
-        state.note(&fields.finish());
-        let activate = common.activate;
-        Ok((Job { common, field: "documents", pieces, last_to: None }, (judge, activate)))
-    };
-    let (prepared, model, (judge, activate)) = prepared(&state, request, read).await?;
-    let name = Arc::clone(&prepared.name);
-    let (scores, prompt_tokens) = scores(&state, prepared, &judge, activate).await?;
-    Ok(head("score", &name, model, prompt_tokens).list(
-        scores.into_iter().enumerate(),
-        |out, (index, score)| {
-            out.extend_from_slice(format!("{{\"index\":{index},\"object\":\"score\",\"score\":").as_bytes());
-            float(out, score);
-            out.push(b'}');
-        },
-    ))
-}
-
-/// `POST /rerank`
-pub async fn rerank(State(state): State<SharedState>, request: Request) -> Answer {
-    let read = |state: &AppState, mut fields: Fields, limits: &Limits| {
-        let query = texts(&mut fields, &["query"])?;
-        if query.len() != 1 {
-            return Err(ApiError::invalid("query", format!("query must be one text, got {}", query.len())));
-        }
-        let documents = texts(&mut fields, &["documents"])?;
-        let (pieces, judge) = comparison(state, "/rerank", query, documents.clone())?;
-        let top = match fields.integer::<u32>("top_n", 0..=u32::MAX)?.unwrap_or(0) {
-            0 => documents.len(),
-            top => top as usize,
-        };
-        let limit = fields.integer::<u32>("max_tokens_per_doc", 1..=u32::MAX)?;
-        let shown = fields.boolean("return_documents")?.unwrap_or(true);
-        let common = Common::read(&mut fields, limits)?;
-        state.note(&fields.finish());
-        // The query is a piece of its own unless it is read together with each document.
-        let first = match &judge {
-            Judge::Pairs(_) => 0,
-            Judge::Distances(few) => *few,
-        };
-        let last_to = limit.map(|limit| (first, limit as usize));
-        let activate = common.activate;
-        Ok((Job { common, field: "documents", pieces, last_to }, (judge, activate, documents, top, shown)))
-    };
-    let (prepared, model, (judge, activate, documents, top, shown)) = prepared(&state, request, read).await?;
-    let name = Arc::clone(&prepared.name);
-    let (scores, prompt_tokens) = scores(&state, prepared, &judge, activate).await?;
-    Ok(head("rerank", &name, model, prompt_tokens).ranking(&scores, &documents, top, shown))
 }

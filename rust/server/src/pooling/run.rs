@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use frizzen_core::{FinishReason, Pooling, PoolingInfo, PoolingTask, Request, SamplingParams};
+use frizzen_core::{FinishReason, Pooling, PoolingInfo, Request, SamplingParams};
 use frizzen_engine::{OutputStream, WorkerInfo};
 use frizzen_text::{Cut, Encoded};
 
@@ -16,7 +16,7 @@ use crate::state::{AppState, SharedState};
 pub enum Piece {
     /// One text.
     One(Input),
-    /// A pair, read together; at most so many tokens of the second text.
+    /// A pair, read together.
     Pair(String, String),
 }
 
@@ -80,11 +80,6 @@ pub fn check_generates(info: &WorkerInfo) -> Result<(), ApiError> {
     Err(ApiError::invalid("model", message))
 }
 
-/// True for models of this task.
-pub fn has_task(task: PoolingTask) -> impl Fn(&PoolingInfo) -> bool {
-    move |pooling| pooling.task == task
-}
-
 /// Tokenises. Takes long for long texts: not for the threads that serve everybody.
 pub fn prepare(state: &AppState, job: Job, name: &Arc<str>) -> Result<Prepared, ApiError> {
     let (info, model) = state.model()?;
@@ -97,7 +92,7 @@ pub fn prepare(state: &AppState, job: Job, name: &Arc<str>) -> Result<Prepared, 
         let last_to = last_to.filter(|(from, _)| index >= *from).map(|(_, limit)| limit);
         let cut = Cut { to: common.truncate.map(|to| to as usize), left: common.truncate_left, last_to };
         let encode = |first: &str, second: Option<&str>| {
-            model.tokenizer.encode_pair(first, second, common.add_special, cut)
+            model.tokenizer.encode_pair(first, second, common.add_special.unwrap_or(true), cut)
         };
         let Encoded { ids, second_start } = match piece {
             Piece::One(Input::Text(text)) => encode(&text, None)?,
@@ -110,6 +105,10 @@ pub fn prepare(state: &AppState, job: Job, name: &Arc<str>) -> Result<Prepared, 
                 }
                 Encoded { ids, second_start: None }
             }
+            Piece::One(Input::Conversation(conversation)) => {
+                let text = model.render(&conversation)?;
+                model.tokenizer.encode_pair(&text, None, common.add_special.unwrap_or(false), cut)?
+            }
             Piece::Pair(first, second) => encode(&first, Some(&second))?,
         };
         let (length, limit) = (ids.len(), info.max_model_len as usize);
@@ -120,7 +119,7 @@ pub fn prepare(state: &AppState, job: Job, name: &Arc<str>) -> Result<Prepared, 
                 requests.push(Request {
                     prompt: ids.into(),
                     params: SamplingParams::default(),
-                    pooling: Some(Pooling { second_start }),
+                    pooling: Some(Pooling { second_start, per_token: common.per_token }),
                     priority: common.priority,
                     constraint: None,
                     cache_salt: salt.clone(),

@@ -93,6 +93,11 @@ fn thinking_budget(fields: &mut Fields, limits: &Limits) -> Result<Option<u32>, 
 
 /// Reads the fields that make the prompt. `/tokenize` takes the same ones.
 pub fn conversation(fields: &mut Fields) -> Result<Conversation, ApiError> {
+    conversation_ending(fields, true)
+}
+
+/// The same of a conversation that ends with an opened answer, if the body does not say, as `answers` says.
+pub fn conversation_ending(fields: &mut Fields, answers: bool) -> Result<Conversation, ApiError> {
     let messages = fields
         .list("messages")?
         .ok_or_else(|| ApiError::invalid("messages", "messages must be a list of at least one message"))?;
@@ -116,7 +121,7 @@ pub fn conversation(fields: &mut Fields) -> Result<Conversation, ApiError> {
         messages,
         tools: tools(fields)?,
         documents: fields.list("documents")?,
-        add_generation_prompt: generation.unwrap_or(!continue_final),
+        add_generation_prompt: generation.unwrap_or(answers && !continue_final),
         continue_final_message: continue_final,
         template_kwargs,
     })

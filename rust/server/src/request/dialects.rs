@@ -1,10 +1,11 @@
-//! The fields of the dialects that are translated into a chat: what each gets.
+//! The fields of the dialects other than chats and completions: what each gets.
 //!
-//! A field of [`SHARED`] goes there as it is, and gets what it gets in a chat. The others are in a dialect's own table, in
-//! alphabetical order; its translation reads those that are `Yes`.
+//! A dialect has tables of its own, each in alphabetical order, and its reader reads those that are `Yes`. A field of
+//! [`SHARED`] of a dialect that is translated into a chat goes there as it is, and gets what it gets in a chat.
 
 use super::parity::Support::{self, Ignored, Yes};
-use super::parity::{self, Dialect, LABEL, NO_MEDIA, Off, later, never};
+use super::parity::{self, Dialect, LABEL, NO_LORA, NO_MEDIA, NO_TRANSFER, Off, later, never};
+use super::pooling_fields;
 
 /// One field of a dialect.
 pub type Entry = (&'static str, Support);
@@ -44,7 +45,7 @@ const NOT_EDITED: Support = later(Off::Empty, "conversations are not edited by t
 
 /// `/v1/responses`
 const RESPONSES: &[Entry] = &[
-    ("background", later(Off::False, "responses are not made in the background")),
+    ("background", Yes),
     ("context_management", NOT_EDITED),
     ("conversation", later(Off::Null, "conversations are not kept; previous_response_id is supported")),
     ("image", later(Off::Null, NO_MEDIA)),
@@ -115,13 +116,51 @@ const TOKENS: &[Entry] = &[
     ("token_ids", Yes),
 ];
 
-/// The own table of a translated dialect; `None` for the others.
-const fn own(dialect: Dialect) -> Option<&'static [Entry]> {
+/// `/generate`, in SGLang's words.
+const GENERATE: &[Entry] = &[
+    ("audio_data", later(Off::Empty, NO_MEDIA)),
+    ("bootstrap_host", NO_TRANSFER),
+    ("bootstrap_port", NO_TRANSFER),
+    ("bootstrap_room", NO_TRANSFER),
+    ("cache_salt", Yes),
+    ("custom_logit_processor", never(Off::Null, "logits processors are not taken from requests")),
+    ("data_parallel_rank", parity::ONE_ENGINE),
+    ("image_data", later(Off::Empty, NO_MEDIA)),
+    ("input_embeds", later(Off::Null, "prompt embeddings are not supported")),
+    ("input_ids", Yes),
+    ("log_metrics", Ignored("metrics count every request")),
+    ("logprob_start_len", Yes),
+    ("lora_path", NO_LORA),
+    ("modalities", later(Off::Empty, NO_MEDIA)),
+    ("model", Yes),
+    ("priority", Yes),
+    ("return_hidden_states", later(Off::False, "hidden states are not returned")),
+    ("return_logprob", Yes),
+    ("return_text_in_logprobs", Yes),
+    ("rid", Yes),
+    ("sampling_params", Yes),
+    ("session_params", later(Off::Empty, "sessions are not kept; prefixes are cached by content")),
+    ("stream", Yes),
+    ("text", Yes),
+    ("token_ids_logprob", later(Off::Empty, "token_ids_logprob is not supported; top_logprobs_num is")),
+    ("top_logprobs_num", Yes),
+    ("video_data", later(Off::Empty, NO_MEDIA)),
+];
+
+/// The own tables of a dialect; none for chats and completions.
+const fn own(dialect: Dialect) -> &'static [&'static [Entry]] {
     match dialect {
-        Dialect::Responses => Some(RESPONSES),
-        Dialect::Messages => Some(MESSAGES),
-        Dialect::Tokens => Some(TOKENS),
-        Dialect::Chat | Dialect::Completions => None,
+        Dialect::Responses => &[RESPONSES],
+        Dialect::Messages => &[MESSAGES],
+        Dialect::Tokens => &[TOKENS],
+        Dialect::Generate => &[GENERATE],
+        Dialect::Embeddings => pooling_fields::OF_EMBEDDINGS,
+        Dialect::Pooling => pooling_fields::OF_POOLING,
+        Dialect::Classify => pooling_fields::OF_CLASSIFY,
+        Dialect::Score => pooling_fields::OF_SCORE,
+        Dialect::Rerank => pooling_fields::OF_RERANK,
+        Dialect::Cohere => pooling_fields::OF_COHERE,
+        Dialect::Chat | Dialect::Completions => &[],
     }
 }
 
@@ -129,23 +168,22 @@ const fn own(dialect: Dialect) -> Option<&'static [Entry]> {
 const fn shared(dialect: Dialect) -> &'static [&'static str] {
     match dialect {
         Dialect::Responses | Dialect::Messages => SHARED,
-        Dialect::Chat | Dialect::Completions | Dialect::Tokens => &[],
+        _ => &[],
     }
 }
 
-/// Every field of a translated dialect; none for the others.
+/// Every field of a dialect that has tables of its own.
 pub fn table(dialect: Dialect) -> impl Iterator<Item = Entry> {
-    let own = own(dialect);
-    let shared = shared(dialect);
-    let shared = shared.iter().map(|name| (*name, parity::support(Dialect::Chat, name)));
-    own.unwrap_or_default().iter().copied().chain(shared)
+    let shared = shared(dialect).iter().map(|name| (*name, parity::support(Dialect::Chat, name)));
+    own(dialect).iter().flat_map(|table| *table).copied().chain(shared)
 }
 
-/// The entry of `name` in a translated dialect.
+/// The entry of `name` in such a dialect.
 pub fn entry(dialect: Dialect, name: &str) -> Option<Entry> {
-    let own = own(dialect)?;
-    let found = own.binary_search_by(|(field, _)| (*field).cmp(name)).ok().map(|index| own[index]);
-    found.or_else(|| {
+    let find = |table: &&[Entry]| {
+        table.binary_search_by(|(field, _)| (*field).cmp(name)).ok().map(|index| table[index])
+    };
+    own(dialect).iter().find_map(find).or_else(|| {
         let shared = shared(dialect);
         let name = shared[shared.binary_search(&name).ok()?];
         Some((name, parity::support(Dialect::Chat, name)))
@@ -158,12 +196,16 @@ mod tests {
 
     #[test]
     fn the_tables_are_sorted_and_share_no_name() {
-        for table in [RESPONSES, MESSAGES, TOKENS] {
-            assert!(table.is_sorted_by(|(a, _), (b, _)| a < b));
+        for dialect in Dialect::ALL {
+            for table in own(dialect) {
+                assert!(table.is_sorted_by(|(a, _), (b, _)| a < b), "{dialect:?}");
+            }
+            let mut names: Vec<&str> = super::table(dialect).map(|(name, _)| name).collect();
+            let count = names.len();
+            names.sort_unstable();
+            names.dedup();
+            assert_eq!(names.len(), count, "{dialect:?} has a name twice");
         }
-        assert!(
-            [RESPONSES, MESSAGES].iter().flat_map(|table| *table).all(|(name, _)| !SHARED.contains(name))
-        );
         assert!(SHARED.is_sorted_by(|a, b| a < b));
     }
 

@@ -105,13 +105,19 @@ impl Fields {
         Self { map: chat, dialect: Some(Dialect::Chat) }
     }
 
-    /// The same for a completion, whose own fields are checked here.
+    /// The same for a completion, whose own fields are checked here: the remaining ones are called alike in both.
     pub fn into_completion(self, mut completion: Map<String, Value>) -> Result<(Self, Unused), ApiError> {
-        let goes = |name: &str| matches!(parity::support(Dialect::Tokens, name), Support::Yes);
+        let dialect = self.dialect.unwrap_or(Dialect::Completions);
+        let goes = |name: &str| matches!(parity::support(dialect, name), Support::Yes);
         completion.extend(self.map.into_iter().filter(|(name, _)| goes(name)));
         let fields = Self { map: completion, dialect: Some(Dialect::Completions) };
         let unused = fields.check(Dialect::Completions)?;
         Ok((fields, unused))
+    }
+
+    /// Whether the dialect has a field of this name, which is read.
+    pub fn knows(&self, name: &str) -> bool {
+        self.dialect.is_none_or(|dialect| matches!(parity::support(dialect, name), Support::Yes))
     }
 
     /// Whether a field is there.
@@ -121,10 +127,7 @@ impl Fields {
 
     /// The raw value; `None` for `null` too.
     pub fn take(&mut self, name: &'static str) -> Option<Value> {
-        debug_assert!(
-            self.dialect.is_none_or(|dialect| matches!(parity::support(dialect, name), Support::Yes)),
-            "{name} is read, but the parity table does not say so"
-        );
+        debug_assert!(self.knows(name), "{name} is read, but the parity table does not say so");
         // `swap_remove` keeps no order, and no order is needed any more.
         self.map.swap_remove(name).filter(|value| !value.is_null())
     }

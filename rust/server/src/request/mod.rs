@@ -1,10 +1,10 @@
 //! Request bodies: parsed, checked, typed. Nothing here knows HTTP or the engine.
 //!
-//! * [`parity`]: which fields exist, as data. * [`fields`]: typed access to a body.
+//! * [`parity`]: which fields exist, as data, with [`dialects`] and `pooling_fields`. * [`fields`]: typed access to a body.
 //! * [`common`]: what both dialects share, [`constraint`] among it. * [`chat`], [`completion`]: the dialects.
 //!   [`tools`]: which tools may be called.
-//! * [`responses`], [`messages`]: dialects that are translated into a chat ([`translate`]; their fields: [`dialects`]).
-//!   [`tokens`]: one that is translated into a completion.
+//! * [`responses`], [`messages`]: dialects that are translated into a chat ([`translate`])
+//!   [`tokens`], [`native`]: some that are translated into a completion.
 
 pub mod chat;
 pub mod common;
@@ -13,7 +13,9 @@ pub mod constraint;
 pub mod dialects;
 pub mod fields;
 pub mod messages;
+pub mod native;
 pub mod parity;
+mod pooling_fields;
 pub mod responses;
 pub mod schema;
 pub mod tokens;

@@ -21,6 +21,38 @@ pub enum Dialect {
     Messages,
     /// `/inference/v1/generate`
     Tokens,
+    /// `/generate`
+    Generate,
+    /// `/v1/embeddings`
+    Embeddings,
+    /// `/pooling`
+    Pooling,
+    /// `/classify`
+    Classify,
+    /// `/score`
+    Score,
+    /// `/rerank`
+    Rerank,
+    /// `/v2/embed`
+    Cohere,
+}
+
+impl Dialect {
+    /// Every one, in the order of the documentation.
+    pub const ALL: [Self; 12] = [
+        Self::Chat,
+        Self::Completions,
+        Self::Responses,
+        Self::Messages,
+        Self::Tokens,
+        Self::Generate,
+        Self::Embeddings,
+        Self::Pooling,
+        Self::Classify,
+        Self::Score,
+        Self::Rerank,
+        Self::Cohere,
+    ];
 }
 
 impl Dialect {
@@ -28,7 +60,10 @@ impl Dialect {
     pub const fn operation(self) -> &'static str {
         match self {
             Self::Chat | Self::Responses | Self::Messages => "chat",
-            Self::Completions | Self::Tokens => "text_completion",
+            Self::Completions | Self::Tokens | Self::Generate => "text_completion",
+            Self::Embeddings | Self::Pooling | Self::Classify | Self::Score | Self::Rerank | Self::Cohere => {
+                "embeddings"
+            }
         }
     }
 
@@ -39,7 +74,12 @@ impl Dialect {
             Self::Completions => "cmpl-",
             Self::Responses => "resp_",
             Self::Messages => "msg_",
-            Self::Tokens => "",
+            Self::Embeddings | Self::Cohere => "embd-",
+            Self::Pooling => "pool-",
+            Self::Classify => "classify-",
+            Self::Score => "score-",
+            Self::Rerank => "rerank-",
+            Self::Tokens | Self::Generate => "",
         }
     }
 }
@@ -122,7 +162,7 @@ impl Field {
             Dialect::Chat => self.chat,
             Dialect::Completions => self.completions,
             // They have tables of their own, since they share few names.
-            Dialect::Responses | Dialect::Messages | Dialect::Tokens => Unknown,
+            _ => Unknown,
         }
     }
 }
@@ -152,8 +192,9 @@ pub(super) const fn never(off: Off, why: &'static str) -> Support {
 use Support::{Ignored, Renamed, Unknown, Yes};
 
 const GUIDED: Support = Renamed("structured_outputs");
-const NO_LORA: Support = later(Off::Null, "there are no adapters");
-const NO_TRANSFER: Support = later(Off::Null, "kv transfer is not supported");
+pub(super) const NO_LORA: Support = later(Off::Null, "there are no adapters");
+pub(super) const NO_TRANSFER: Support = later(Off::Null, "kv transfer is not supported");
+pub(super) const ONE_ENGINE: Support = later(Off::Zero, "the engine is chosen by load and by prefix");
 pub(super) const NO_MEDIA: &str = "only text goes in and out";
 pub(super) const LABEL: Support = Ignored("a label for the provider's own records");
 const NO_REASONING: &str = "a completion is text as it is, in which no reasoning is told from the rest";
@@ -178,7 +219,7 @@ pub const FIELDS: &[Field] = &[
         "custom_params",
         never(Off::Empty, "they are for logits processors, which are not taken from requests"),
     ),
-    both("data_parallel_rank", later(Off::Zero, "this server has one engine")),
+    both("data_parallel_rank", ONE_ENGINE),
     chat("documents", Yes),
     both("ebnf", GUIDED),
     Field {
@@ -308,7 +349,7 @@ pub fn entry(dialect: Dialect, name: &str) -> Option<(&'static str, Support)> {
         Dialect::Chat | Dialect::Completions => {
             lookup(name).map(|field| (field.name, field.support(dialect)))
         }
-        Dialect::Responses | Dialect::Messages | Dialect::Tokens => dialects::entry(dialect, name),
+        _ => dialects::entry(dialect, name),
     }
 }
 

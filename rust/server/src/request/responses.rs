@@ -29,6 +29,10 @@ pub struct ResponsesRequest {
     pub echo: Map<String, Value>,
     /// Keep the response, so that later ones can refer to it.
     pub store: bool,
+    /// Answer at once, and make it then.
+    pub background: bool,
+    /// The items of the request, each with a type.
+    pub input: Vec<Value>,
 }
 
 /// The messages of an earlier response, by its id.
@@ -43,7 +47,8 @@ impl ResponsesRequest {
         let previous = fields.string("previous_response_id")?;
         let earlier = previous.as_deref().map(recall).transpose()?.unwrap_or_default();
         let instructions = fields.string("instructions")?;
-        chat.insert("messages".to_owned(), messages(&mut fields, instructions.as_deref(), earlier)?.into());
+        let input = items(&mut fields)?;
+        chat.insert("messages".to_owned(), messages(&input, instructions.as_deref(), earlier)?.into());
         let limit = fields.integer("max_output_tokens", 1..=u32::MAX)?;
         if let Some(limit) = limit {
             chat.insert("max_completion_tokens".to_owned(), limit.into());
@@ -53,6 +58,11 @@ impl ResponsesRequest {
         let parallel = fields.boolean("parallel_tool_calls")?.unwrap_or(true);
         chat.insert("parallel_tool_calls".to_owned(), parallel.into());
         let store = fields.boolean("store")?.unwrap_or(true);
+        let background = fields.flag("background")?;
+        if background && !store {
+            let message = "background needs store to be true: there is no other way to the response";
+            return Err(ApiError::invalid("background", message));
+        }
         reasoning(&mut fields, &mut chat, &mut echo)?;
         text(&mut fields, &mut chat, &mut echo)?;
         tools(&mut fields, &mut chat, &mut echo)?;
@@ -68,12 +78,18 @@ impl ResponsesRequest {
                 ("max_output_tokens", limit.into()),
                 ("parallel_tool_calls", parallel.into()),
                 ("metadata", metadata),
+                ("background", background.into()),
                 ("temperature", params.temperature.into()),
                 ("top_p", params.top_p.into()),
             ]
             .map(|(name, value): (&str, Value)| (name.to_owned(), value)),
         );
-        Ok(Self { chat, echo, store })
+        if background && chat.common.shown.stream {
+            let message =
+                "background: a response that is made in the background is not streamed; it can be asked for";
+            return Err(ApiError::unsupported("background", message));
+        }
+        Ok(Self { chat, echo, store, background, input })
     }
 }
 
@@ -110,8 +126,20 @@ fn metadata(fields: &mut Fields) -> Result<Value, ApiError> {
     Ok(map.into())
 }
 
+/// The items of `input`, a text as the user's message.
+fn items(fields: &mut Fields) -> Result<Vec<Value>, ApiError> {
+    match fields.take("input") {
+        Some(Value::String(text)) => {
+            let content = json!([{"type": "input_text", "text": text}]);
+            Ok(vec![json!({"type": "message", "role": "user", "content": content})])
+        }
+        Some(Value::Array(items)) if !items.is_empty() => Ok(items),
+        _ => Err(ApiError::invalid("input", "input must be a string or a list of at least one item")),
+    }
+}
+
 fn messages(
-    fields: &mut Fields,
+    items: &[Value],
     instructions: Option<&str>,
     earlier: Vec<Value>,
 ) -> Result<Vec<Value>, ApiError> {
@@ -119,16 +147,8 @@ fn messages(
         instructions.map(|text| json!({"role": "system", "content": text})).into_iter().collect();
     all.extend(earlier);
     let mut turns = Turns::after(all);
-    match fields.take("input") {
-        Some(Value::String(text)) => turns.say("user", text.into()),
-        Some(Value::Array(items)) if !items.is_empty() => {
-            for (index, item) in items.iter().enumerate() {
-                add(&mut turns, item, &format!("input[{index}]"))?;
-            }
-        }
-        _ => {
-            return Err(ApiError::invalid("input", "input must be a string or a list of at least one item"));
-        }
+    for (index, item) in items.iter().enumerate() {
+        add(&mut turns, item, &format!("input[{index}]"))?;
     }
     Ok(turns.finish())
 }

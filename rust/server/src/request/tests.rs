@@ -10,12 +10,16 @@ use super::common::Limits;
 use super::completion::CompletionRequest;
 use super::fields::{Fields, Unused};
 use super::messages;
+use super::native;
 use super::parity::{self, Dialect, Off, Support};
 use super::responses::ResponsesRequest;
 use super::tokens;
 use super::tools::ToolChoice;
 use crate::defaults::SamplingDefaults;
 use crate::error::ApiError;
+use crate::pooling::cohere::CohereRequest;
+use crate::pooling::compare::{RerankRequest, ScoreRequest};
+use crate::pooling::request::VectorsRequest;
 
 mod bodies;
 mod fuzz;
@@ -55,6 +59,14 @@ fn body(dialect: Dialect, name: &str, value: Value) -> Vec<u8> {
         Dialect::Responses => json!({"input": "q"}),
         Dialect::Tokens => json!({"token_ids": [1, 2]}),
         Dialect::Messages => json!({"messages": [{"role": "user", "content": "q"}], "max_tokens": 5}),
+        Dialect::Generate => json!({"text": "q"}),
+        // The fields of a conversation are read where there is one.
+        Dialect::Embeddings | Dialect::Pooling | Dialect::Classify => {
+            json!({"messages": [{"role": "user", "content": "q"}]})
+        }
+        Dialect::Score => json!({"queries": "q", "documents": ["d"]}),
+        Dialect::Rerank => json!({"query": "q", "documents": ["d"]}),
+        Dialect::Cohere => json!({"texts": ["q"]}),
     };
     body[name] = value;
     body.to_string().into_bytes()
@@ -79,7 +91,36 @@ fn read(dialect: Dialect, name: &str, value: Value) -> Result<super::Common, Api
             let (fields, _) = Fields::parse(&body, dialect)?;
             messages::read(fields, &LIMITS).map(|request| request.common)
         }
+        Dialect::Generate => {
+            let (fields, _) = Fields::parse(&body, dialect)?;
+            native::read(fields, &LIMITS).map(|(request, _)| request.completion.common)
+        }
+        other => panic!("{other:?} has no sampling"),
     }
+}
+
+/// Whether a body is taken, in any dialect.
+fn attempt_body(dialect: Dialect, body: &[u8], limits: &Limits) -> Result<(), ApiError> {
+    let (fields, _) = Fields::parse(body, dialect)?;
+    match dialect {
+        Dialect::Chat => ChatRequest::read(fields, limits).map(drop),
+        Dialect::Completions => CompletionRequest::read(fields, limits).map(drop),
+        Dialect::Responses => ResponsesRequest::read(fields, limits, &|_| Ok(Vec::new())).map(drop),
+        Dialect::Messages => messages::read(fields, limits).map(drop),
+        Dialect::Tokens => tokens::read(fields, limits).map(drop),
+        Dialect::Generate => native::read(fields, limits).map(drop),
+        Dialect::Embeddings | Dialect::Pooling | Dialect::Classify => {
+            VectorsRequest::read(fields, dialect, limits).map(drop)
+        }
+        Dialect::Score => ScoreRequest::read(fields, limits).map(drop),
+        Dialect::Rerank => RerankRequest::read(fields, limits).map(drop),
+        Dialect::Cohere => CohereRequest::read(fields, limits).map(drop),
+    }
+}
+
+/// Whether a small body with this field is taken.
+fn attempt(dialect: Dialect, name: &str, value: Value) -> Result<(), ApiError> {
+    attempt_body(dialect, &body(dialect, name, value), &LIMITS)
 }
 
 /// The prompt of a conversation under the mock's template.
@@ -93,15 +134,14 @@ fn unused(dialect: Dialect, name: &str, value: Value) -> Unused {
 }
 
 const BOTH: [Dialect; 2] = [Dialect::Chat, Dialect::Completions];
-const ALL: [Dialect; 5] =
-    [Dialect::Chat, Dialect::Completions, Dialect::Responses, Dialect::Messages, Dialect::Tokens];
+const ALL: [Dialect; 12] = Dialect::ALL;
 
 #[test]
 fn every_supported_field_is_read() {
     // No field takes this number, so a field that accepts it is not read at all: its entry is stale.
     for dialect in ALL {
         for name in parity::supported(dialect) {
-            let error = read(dialect, name, json!(12.5e300)).expect_err(name);
+            let error = attempt(dialect, name, json!(12.5e300)).expect_err(name);
             assert_eq!(error.status, StatusCode::BAD_REQUEST, "{name}");
             assert_eq!(error.param.as_deref(), Some(name));
         }
@@ -113,7 +153,7 @@ fn every_refused_field_is_refused_by_name_and_its_off_value_is_not() {
     for dialect in ALL {
         for (name, support) in parity::table(dialect) {
             let Support::Refused(status, off, why) = support else { continue };
-            let error = read(dialect, name, json!({"type": "asked", "n": 7})).expect_err(name);
+            let error = attempt(dialect, name, json!({"type": "asked", "n": 7})).expect_err(name);
             assert_eq!((error.status, error.param.as_deref()), (status, Some(name)));
             assert!(error.message.contains(why), "{error:?}");
             let neutral = match off {
@@ -127,8 +167,8 @@ fn every_refused_field_is_refused_by_name_and_its_off_value_is_not() {
                 Off::Type(kind) => json!({"type": kind}),
                 Off::Only(item) => json!([item]),
             };
-            assert!(read(dialect, name, neutral).is_ok(), "{}", name);
-            assert!(read(dialect, name, Value::Null).is_ok(), "{}", name);
+            assert!(attempt(dialect, name, neutral).is_ok(), "{}", name);
+            assert!(attempt(dialect, name, Value::Null).is_ok(), "{}", name);
         }
     }
 }
@@ -138,7 +178,7 @@ fn a_removed_field_names_its_successor() {
     for dialect in ALL {
         for (name, support) in parity::table(dialect) {
             let Support::Renamed(successor) = support else { continue };
-            let error = read(dialect, name, json!({"a": 1})).expect_err(name);
+            let error = attempt(dialect, name, json!({"a": 1})).expect_err(name);
             assert_eq!(error.param.as_deref(), Some(name));
             assert!(error.message.contains(successor), "{error:?}");
         }

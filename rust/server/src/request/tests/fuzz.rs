@@ -3,24 +3,11 @@
 use proptest::prelude::*;
 use serde_json::{Map, Value};
 
-use super::{ALL, LIMITS, Limits};
-use crate::error::ApiError;
+use super::{ALL, LIMITS, attempt_body};
 use crate::request::parity::{self, Dialect};
-use crate::request::{ChatRequest, CompletionRequest, Fields, ResponsesRequest, messages, tokens};
-
-fn read(dialect: Dialect, body: &[u8], limits: &Limits) -> Result<(), ApiError> {
-    let (fields, _) = Fields::parse(body, dialect)?;
-    match dialect {
-        Dialect::Chat => ChatRequest::read(fields, limits).map(drop),
-        Dialect::Completions => CompletionRequest::read(fields, limits).map(drop),
-        Dialect::Responses => ResponsesRequest::read(fields, limits, &|_| Ok(Vec::new())).map(drop),
-        Dialect::Messages => messages::read(fields, limits).map(drop),
-        Dialect::Tokens => tokens::read(fields, limits).map(drop),
-    }
-}
 
 fn in_order(dialect: Dialect, body: &[u8]) {
-    if let Err(error) = read(dialect, body, &LIMITS) {
+    if let Err(error) = attempt_body(dialect, body, &LIMITS) {
         assert!(matches!(error.status.as_u16(), 400 | 404 | 501), "{error:?}");
         assert!(!error.message.is_empty() && error.message.len() < 2000, "{error:?}");
     }
