@@ -1,4 +1,4 @@
-"""Several engines with real workers behind one front end: one that drafts, one that embeds, and the loss of either."""
+"""Several engines with real workers behind one front end: one drafts, one embeds, and either may be lost."""
 
 from __future__ import annotations
 
