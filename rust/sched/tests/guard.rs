@@ -317,3 +317,29 @@ fn the_best_length_on_a_mixture_of_experts_rises_with_the_batch_and_falls_again(
     let [few, many, too_many] = [2, 48, 256].map(length);
     assert!(many > few + 1.0 && many > too_many + 1.0, "{few:.1}, {many:.1}, {too_many:.1}");
 }
+
+#[test]
+fn where_others_drafts_are_in_every_step_probing_does_not_go_on_forever() {
+    let (mut guard, mut lengths) = (Guard::default(), Vec::new());
+    let offers = [Offer { survival: vec![0.9, 0.8, 0.7] }];
+    let mut probes = 0;
+    for step in 0..3000 {
+        let fixed = Fixed { drafts: if step < 20 { 0 } else { 4 }, tokens: 2.0, proposed: 0 };
+        let situation = Situation { rows: 2, fixed, offers: &offers, outlook: None, unlabelled: 0 };
+        let decision = guard.decide(&situation, &mut lengths);
+        probes += u32::from(step > 20 && decision.reason == Reason::ProbeOff);
+        let drafts = fixed.drafts + lengths[0] as usize;
+        guard.measure(&MeasuredStep {
+            rows: 2,
+            drafts,
+            proposed: 0,
+            prefill: 0,
+            tokens: 2 + drafts / 2,
+            seconds: 0.01 + 0.0001 * drafts as f64,
+            governed: false,
+            ahead: false,
+        });
+    }
+    assert!(probes < 150, "{probes} of 3000 steps without the guard's drafts");
+    assert!(guard.is_on());
+}

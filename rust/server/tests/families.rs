@@ -20,6 +20,7 @@ use serde_json::{Value, json};
 
 /// Moved by a worker that has what they count, or published by `frizzen serve` alone.
 const ELSEWHERE: &[(&str, &str)] = &[
+    ("memory_bytes", "what_only_the_worker_counts_is_read_when_somebody_scrapes"),
     ("expert_tokens", "what_only_the_worker_counts_is_read_when_somebody_scrapes"),
     ("expert_balance", "what_only_the_worker_counts_is_read_when_somebody_scrapes"),
     ("graph_steps", "what_only_the_worker_counts_is_read_when_somebody_scrapes"),

@@ -37,6 +37,8 @@ const RESUME: f64 = 2.0;
 const PROBE_EVERY: u64 = 200;
 /// The same where it takes several steps until one without drafts was planned ahead.
 const PROBE_AHEAD_EVERY: u64 = 400;
+/// Probes that may bring no step without drafts before there are none for as long.
+const PROBE_TRIES: u32 = 4;
 /// Steps after which the cost of a length counts as unknown, if the account can pay for a look.
 const STALE: u64 = 1000;
 /// Expected gain above which drafts are switched on, and below which they are switched off again.
@@ -77,6 +79,9 @@ pub struct Guard {
     account: f64,
     /// Steps without drafts that are still to be run for the sake of knowing their time.
     probes: u32,
+    /// How many in a row brought none, and steps without probes that are left because of it.
+    tries: u32,
+    rest: u64,
     surprises: i32,
     looking: bool,
     /// The next step is to have none of the guard's drafts, so that it need not wait for the one before it.
@@ -137,6 +142,8 @@ impl Default for Guard {
             gain: 0.0,
             account: INITIAL,
             probes: 0,
+            tries: 0,
+            rest: 0,
             surprises: 0,
             looking: false,
             passing: false,
@@ -233,9 +240,17 @@ impl Guard {
     fn must_probe(&mut self, rows: usize, in_worker: bool) -> bool {
         let age = self.cost.age(rows, 0, 0).unwrap_or(u64::MAX);
         let every = if self.plans_ahead { PROBE_AHEAD_EVERY } else { PROBE_EVERY };
-        if self.probes == 0 && (age > every || (self.surprises.abs() >= SURPRISES && age > SURPRISE_AFTER)) {
+        let is_stale = age > every || (self.surprises.abs() >= SURPRISES && age > SURPRISE_AFTER);
+        self.tries = if is_stale { self.tries } else { 0 };
+        self.rest = self.rest.saturating_sub(1);
+        if self.probes == 0 && self.rest == 0 && is_stale {
             self.surprises = 0;
             self.probes = if in_worker || self.plans_ahead { 1 } else { 2 };
+            self.tries += 1;
+            if self.tries > PROBE_TRIES {
+                // Others' drafts are in every step, say: there is no plain one to be had.
+                (self.tries, self.probes, self.rest) = (0, 0, every);
+            }
         }
         let probe = self.probes > 0;
         self.probes = self.probes.saturating_sub(1);

@@ -144,6 +144,7 @@ impl Tokenizer {
         }
     }
 
+    /// The same as the `tokenizers` crate computes it.
     fn encode_by_crate(&self, text: &str, add_special: bool) -> Result<Vec<TokenId>> {
         let encoding = match &self.encoder {
             Encoder::Standard(tokenizer) => tokenizer.encode_fast(text, add_special),

@@ -11,6 +11,8 @@ use rustc_hash::FxHashMap;
 
 /// Words up to this length are merged in place: shifting a few numbers is faster than keeping a queue.
 const SHORT: usize = 32;
+/// Symbols for which there is always room.
+const KEPT: usize = 1 << 12;
 /// No merge. Ranks are indexes of a list, so no merge has it.
 const NONE: u64 = u64::MAX;
 /// No neighbour.
@@ -38,6 +40,16 @@ pub(super) struct Merges {
 pub(super) struct Room {
     symbols: Vec<Symbol>,
     queue: BinaryHeap<Reverse<(Step, u32)>>,
+}
+
+impl Room {
+    /// Gives back what only an uncommonly long word needed.
+    pub(super) fn trim(&mut self) {
+        self.symbols.clear();
+        self.symbols.shrink_to(KEPT);
+        self.queue.clear();
+        self.queue.shrink_to(KEPT);
+    }
 }
 
 /// A token within a word. One that was merged into its left neighbour is not linked any more.

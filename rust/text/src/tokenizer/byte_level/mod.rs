@@ -42,7 +42,7 @@ pub(super) struct ByteLevelBpe {
     merges: Merges,
     /// What the post-processor puts around a text.
     around: [Vec<TokenId>; 2],
-    /// As many as texts were encoded at the same time.
+    /// As many as texts were encoded at the same time: a few MB each where texts have characters of many kinds.
     rooms: Mutex<Vec<Room>>,
 }
 
@@ -113,6 +113,7 @@ impl ByteLevelBpe {
         if add_special {
             ids.extend_from_slice(after);
         }
+        room.merging.trim();
         self.rooms().push(room);
         ids
     }
