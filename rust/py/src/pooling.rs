@@ -26,6 +26,7 @@ struct PoolOptions {
 }
 
 /// How well a document fits a query, each a normalised vector of `size` numbers per token.
+#[expect(clippy::needless_pass_by_value, reason = "a Python list becomes a vector of ours")]
 #[pyfunction]
 #[pyo3(name = "late_interaction")]
 pub(crate) fn py_late_interaction(query: Vec<f32>, document: Vec<f32>, size: usize) -> f32 {
