@@ -25,6 +25,7 @@ def core_output(tokens: Sequence[int], **changes: Any) -> SimpleNamespace:
         "logprobs": None,
         "prompt_logprobs": None,
         "speculation_json": None,
+        "timings_json": '{"queue_ms": 1.5}',
     }
     return SimpleNamespace(**(values | changes))
 
@@ -117,6 +118,7 @@ def test_outputs_have_the_shape_of_vllm(llm: LLM) -> None:
     completion = output.outputs[0]
     assert (completion.text, completion.token_ids, completion.finish_reason) == ("AB", [65, 66], "length")
     assert output.num_cached_tokens == 16
+    assert output.timings == {"queue_ms": 1.5}
     expected = {66: Logprob(-1.5, 3, "B"), 65: Logprob(-0.1, 1, "A"), 67: Logprob(-0.9, 2, "C")}
     assert completion.logprobs == [expected, expected]
     assert list(completion.logprobs[0]) == [66, 65, 67]

@@ -103,8 +103,9 @@ def test_scales_of_a_checkpoint_bring_large_values_into_range(
     # Values 4,096 times as large are far over 448; with a scale of as much, the cache holds what it held.
     path = with_scales(source, tmp_path / "model", 4.0, 4096.0, names, ndim)
     found = Driver(load(path, kv_cache_dtype="fp8_e4m3")).prefill(Stream(prompt), 16)
-    # Keys are a fourth of what they were, and their smallest numbers are rounded more.
-    assert (found - want).square().mean().sqrt() < 0.05 * want.square().mean().sqrt()
+    # Keys are a fourth of what they were, and their smallest numbers are rounded more, for which a router may
+    # choose another expert. Without the scale nothing would be left of the values: the error would be near 1.
+    assert (found - want).square().mean().sqrt() < 0.1 * want.square().mean().sqrt()
 
 
 def test_a_scale_is_rounded_up_and_what_was_never_set_is_one(tiny_checkpoint: Any, tmp_path: Path) -> None:
