@@ -2,8 +2,8 @@
 
 schemathesis is no dependency of the project. Once::
 
-    python3 -m venv /tmp/fuzz && /tmp/fuzz/bin/pip install schemathesis==4.32.5
-    python -m tests.fuzz_http /tmp/fuzz/bin/schemathesis --examples 100
+    python3 -m venv target/fuzz && target/fuzz/bin/pip install schemathesis==4.32.5
+    python -m tests.fuzz_http target/fuzz/bin/schemathesis --examples 100
 
 Every answer must be one that the document has, of its type and its schema, no answer may be a 5xx, and what a
 schema forbids must be refused. The converse is not asked for: a body that its schema allows may break a rule
