@@ -56,7 +56,8 @@ def main() -> int:
         with server, tempfile.TemporaryDirectory() as directory:
             config = Path(directory) / "schemathesis.toml"
             config.write_text(CONFIG)
-            command = [options.schemathesis, "--config-file", config, "run", f"{server.url}/openapi.json"]
+            program, document = options.schemathesis.absolute(), f"{server.url}/openapi.json"
+            command = [program, "--config-file", config, "run", document]
             command += ["--checks", "all", "--exclude-checks", "positive_data_acceptance"]
             command += ["--exclude-tag", "not served", *routes]
             command += ["--max-examples", str(options.examples), "--seed", str(options.seed), "--no-color"]

@@ -6,10 +6,11 @@ use super::{answers, bodies, component, dialect, reference, verb};
 use crate::routes::{Auth, Endpoint, Method, Route};
 
 /// What a status means, whatever the route.
-const STATUSES: [(u16, &str); 8] = [
+const STATUSES: [(u16, &str); 9] = [
     (400, "the request is wrong; `param` names the field"),
     (401, "a key is needed"),
     (404, "there is no such model or response"),
+    (409, "the server sleeps"),
     (413, "the body is too long"),
     (415, "the body is not JSON"),
     (500, "this request failed"),
@@ -76,6 +77,7 @@ fn fails_with(route: &Route, status: u16) -> bool {
         400 => has_body || !parameters(route).is_empty(),
         401 => route.auth == Auth::Key,
         404 => has_body || route.path.contains('{'),
+        409 => endpoint == Endpoint::Resume,
         413 | 415 | 500 => has_body,
         501 => has_body || endpoint == Endpoint::Sleep,
         _ => !is_static,

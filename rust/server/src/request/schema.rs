@@ -177,7 +177,7 @@ fn of_dialect(dialect: Dialect, name: &str) -> Option<Value> {
         (Responses, "metadata") => json!({"type": "object", "maxProperties": 16,
             "propertyNames": {"maxLength": 64}, "additionalProperties": {"type": "string", "maxLength": 512}}),
         (Embeddings | Pooling | Classify, "input") => texts_or_ids(MAX_INPUTS),
-        (Rerank, "query") => json!({"type": "string", "minLength": 1}),
+        (Rerank, "query") => json!({"type": "string"}),
         (Score | Rerank, "documents") => documents(),
         (Generate, "text") => one_or_many(MAX_PROMPTS),
         (Generate, "input_ids") => {
@@ -214,9 +214,10 @@ fn texts_or_ids(most: usize) -> Value {
     json!({"anyOf": [text, ids(), several]})
 }
 
+/// Texts of a pair: an empty one is fine where the tokenizer adds tokens of its own.
 fn documents() -> Value {
-    let text = json!({"anyOf": [{"type": "string", "minLength": 1}, {"type": "object", "required": ["text"],
-        "properties": {"text": {"type": "string", "minLength": 1}}}]});
+    let text = json!({"anyOf": [{"type": "string"}, {"type": "object", "required": ["text"],
+        "properties": {"text": {"type": "string"}}}]});
     json!({"anyOf": [text, {"type": "array", "minItems": 1, "maxItems": MAX_INPUTS, "items": text}]})
 }
 
