@@ -92,49 +92,50 @@ fn expect_vectors(streams: Vec<OutputStream>, prompts: &[Vec<TokenId>]) {
     }
 }
 
+/// Engines that cut prompts, run out of blocks, and do neither, overlapped and not.
+fn rigs() -> impl Iterator<Item = Rig> {
+    [false, true].into_iter().flat_map(|overlap| {
+        [(64, 4097), (5, 4097), (16, 9), (7, 5)].into_iter().map(move |(step, blocks)| {
+            let info = WorkerInfo { max_num_batched_tokens: step, num_blocks: blocks, ..info(false) };
+            Rig::new(
+                MockWorker::new(info),
+                EngineOptions { overlap: Some(overlap), ..EngineOptions::default() },
+            )
+        })
+    })
+}
+
 #[test]
 fn chunks_cached_prefixes_preemptions_and_overlap_change_no_vector() {
-    for overlap in [false, true] {
-        for (step, blocks) in [(64, 4097), (5, 4097), (16, 9), (7, 5)] {
-            let info = WorkerInfo { max_num_batched_tokens: step, num_blocks: blocks, ..info(false) };
-            let options = EngineOptions { overlap: Some(overlap), ..EngineOptions::default() };
-            let mut rig = Rig::new(MockWorker::new(info), options);
-            for _ in 0..2 {
-                let streams = rig.submit(&prompts());
-                rig.run();
-                expect_vectors(streams, &prompts());
-            }
-            assert!(rig.engine.scheduler().counters().prefix_hits > 0);
+    for mut rig in rigs() {
+        for _ in 0..2 {
+            let streams = rig.submit(&prompts());
+            rig.run();
+            expect_vectors(streams, &prompts());
         }
+        assert!(rig.engine.scheduler().counters().prefix_hits > 0);
     }
 }
 
 #[test]
 fn vectors_of_tokens_come_once_each_and_in_order_whatever_the_schedule() {
-    for overlap in [false, true] {
-        for (step, blocks) in [(64, 4097), (5, 4097), (16, 9), (7, 5)] {
-            let info = WorkerInfo { max_num_batched_tokens: step, num_blocks: blocks, ..info(false) };
-            let options = EngineOptions { overlap: Some(overlap), ..EngineOptions::default() };
-            let mut rig = Rig::new(MockWorker::new(info), options);
-            // The second time the prefixes are cached, by those that want one vector.
-            for _ in 0..2 {
-                let plain = rig.submit(&prompts());
-                let streams: Vec<OutputStream> = prompts()
-                    .iter()
-                    .map(|prompt| {
-                        let pooling = Pooling { per_token: true, ..Pooling::default() };
-                        rig.handle
-                            .submit(Request { pooling: Some(pooling), ..request(prompt) })
-                            .expect("it fits")
-                    })
-                    .collect();
-                rig.run();
-                expect_vectors(plain, &prompts());
-                for (stream, prompt) in streams.into_iter().zip(prompts()) {
-                    let delta = all(stream);
-                    assert_eq!(delta.pooled, ChainModel::token_vectors(&prompt, SIZE));
-                    assert_eq!(delta.finish, Some(FinishReason::Stop(StopReason::Complete)));
-                }
+    for mut rig in rigs() {
+        // The second time the prefixes are cached, by those that want one vector.
+        for _ in 0..2 {
+            let plain = rig.submit(&prompts());
+            let streams: Vec<OutputStream> = prompts()
+                .iter()
+                .map(|prompt| {
+                    let pooling = Pooling { per_token: true, ..Pooling::default() };
+                    rig.handle.submit(Request { pooling: Some(pooling), ..request(prompt) }).expect("it fits")
+                })
+                .collect();
+            rig.run();
+            expect_vectors(plain, &prompts());
+            for (stream, prompt) in streams.into_iter().zip(prompts()) {
+                let delta = all(stream);
+                assert_eq!(delta.pooled, ChainModel::token_vectors(&prompt, SIZE));
+                assert_eq!(delta.finish, Some(FinishReason::Stop(StopReason::Complete)));
             }
         }
     }
