@@ -107,3 +107,6 @@ def observed(
             yield llm, workers[0], steps
     finally:
         launch.build = original
+        # The timed method refers to its worker, whose memory the next engine wants.
+        for worker in workers:
+            del worker.collect
