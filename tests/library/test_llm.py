@@ -256,7 +256,7 @@ def test_a_closed_llm_keeps_nothing_of_its_model(
 
     monkeypatch.setattr(launch, "build", building)
     before = torch.cuda.memory_allocated() if device == "cuda" else 0
-    options |= {"device": device, "kv_cache_memory": 2**28, "max_num_seqs": 8}
+    options = options | {"device": device, "kv_cache_memory": 2**28, "max_num_seqs": 8}
     with tiny_llm(tiny_checkpoint("llama"), **options) as llm:
         llm.generate(PROMPTS, GREEDY)
         llm.generate(PROMPTS, GREEDY)
