@@ -25,7 +25,7 @@ use crate::request::{
     messages, native, tokens,
 };
 use crate::state::{AppState, TextModel, unix_time};
-use crate::store::Keep;
+use crate::store::{Keep, Work};
 
 /// Bodies longer than this many bytes are prepared on the blocking pool.
 const INLINE: usize = 4096;
@@ -223,7 +223,7 @@ impl Job<'_> {
                     store: Arc::clone(&self.state.store),
                     messages: messages(),
                     input,
-                    background,
+                    work: background.then(|| Work::new(common.shown.stream).into()),
                 });
                 let tokenizer = Arc::clone(&self.model.tokenizer);
                 Box::new(Responses::new((name, served), echo, reader(readers), tokenizer, keep))
