@@ -242,7 +242,8 @@ impl Job<'_> {
         } else {
             ToolSchemas::default()
         };
-        let setup = Setup { start, tools: Arc::new(tools), ..Setup::default() };
+        let forced = matches!(request.tool_choice, ToolChoice::Required | ToolChoice::Named(_));
+        let setup = Setup { start, tools: Arc::new(tools), forced, ..Setup::default() };
         Reading { format, setup, stop_in_reasoning: request.stop_in_reasoning }
     }
 
