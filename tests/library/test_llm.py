@@ -249,8 +249,8 @@ def test_a_closed_llm_keeps_nothing_of_its_model(
     made: list[weakref.ref[Any]] = []
     build = launch.build
 
-    def building(config: str) -> Worker:
-        worker = build(config)
+    def building(*begun: Any) -> Worker:
+        worker = build(*begun)
         made.extend((weakref.ref(worker), weakref.ref(worker._model)))
         return worker
 
