@@ -315,6 +315,10 @@ impl Built {
     /// The loop of engine `rank`, with its metrics.
     fn seated(self, seat: EngineSeat, metrics: &Metrics, rank: u32) -> Result<Engine<PyWorker>, Error> {
         publish_plan(metrics, self.worker.info());
+        for phase in self.worker.info().start.as_array().into_iter().flatten() {
+            let seconds = phase["seconds"].as_f64().unwrap_or_default();
+            metrics.start(rank, phase["phase"].as_str().unwrap_or_default(), seconds);
+        }
         let mut engine = Engine::new(seat, self.worker, self.options, metrics.engine(rank))?;
         if let Some(directory) = &self.costs {
             engine.remember_costs(directory);
