@@ -223,7 +223,7 @@ impl Constrained {
         }
         let message =
             "no token can follow that the grammar, the request's stop tokens and its bad_words all allow";
-        Err(Error::Request { message: message.to_owned() })
+        Err(Error::invalid("structured_outputs", message))
     }
 
     /// Takes over tokens that were sampled, the last of which may be a stop. Returns how many of them count, and the end
