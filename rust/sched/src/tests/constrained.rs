@@ -185,7 +185,7 @@ fn a_dead_end_that_only_drafts_reach_ends_nothing() {
 }
 
 #[test]
-fn a_dead_end_of_a_step_that_did_not_happen_is_forgotten() {
+fn a_dead_end_of_a_step_that_did_not_happen_is_forgotten_vllm_31955() {
     let texts = OneOf([vec![A, B, B], vec![A, C, A]].into());
     let mut preempted = Constrained::new(&texts, BannedSequences::new([&[C, A][..]]));
     rows(&mut preempted, &[A as i32, C as i32]);
