@@ -6,7 +6,8 @@
 //! * [`request`]: bodies, parsed and checked. [`prepare`], [`lower`]: from there to the engine.
 //! * [`parsing`]: which parsers read the model's text. [`parse`]: them alone, without a model.
 //! * [`pooling`]: embeddings, classification, scores and rankings.
-//! * [`store`]: responses, for requests that refer to them. [`background`]: those that are made after their answer.
+//! * [`store`]: responses, for requests that refer to them. [`background`]: those that are made after their answer;
+//!   [`event_log`]: their events.
 //! * [`output`]: from the engine's deltas to the bytes of an answer.
 //! * [`replicas`]: several engines on one host, and headless ones.
 //! * [`connections`]: listening and accepting. [`serve`], [`shutdown`]: life of a server. [`logging`]: the log.
@@ -25,6 +26,7 @@ pub mod dialects;
 pub mod edge;
 mod enforce;
 pub mod error;
+mod event_log;
 pub mod handlers;
 pub mod ids;
 mod json;

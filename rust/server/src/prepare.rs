@@ -25,7 +25,7 @@ use crate::request::{
     messages, native, tokens,
 };
 use crate::state::{AppState, TextModel, unix_time};
-use crate::store::Keep;
+use crate::store::{Keep, Work};
 
 /// Bodies longer than this many bytes are prepared on the blocking pool.
 const INLINE: usize = 4096;
@@ -223,7 +223,7 @@ impl Job<'_> {
                     store: Arc::clone(&self.state.store),
                     messages: messages(),
                     input,
-                    background,
+                    work: background.then(|| Work::new(common.shown.stream).into()),
                 });
                 let tokenizer = Arc::clone(&self.model.tokenizer);
                 Box::new(Responses::new((name, served), echo, reader(readers), tokenizer, keep))
@@ -242,7 +242,8 @@ impl Job<'_> {
         } else {
             ToolSchemas::default()
         };
-        let setup = Setup { start, tools: Arc::new(tools), ..Setup::default() };
+        let forced = matches!(request.tool_choice, ToolChoice::Required | ToolChoice::Named(_));
+        let setup = Setup { start, tools: Arc::new(tools), forced, ..Setup::default() };
         Reading { format, setup, stop_in_reasoning: request.stop_in_reasoning }
     }
 

@@ -178,7 +178,11 @@ pub const ROUTES: &[Route] = &[
     post("/v1/chat/completions", Endpoint::Chat, "answer a conversation"),
     post("/v1/completions", Endpoint::Completions, "go on with a text or with token ids"),
     second(post("/v1/responses", Endpoint::Responses, "answer a conversation, as OpenAI's responses")),
-    second(get("/v1/responses/{id}", Endpoint::Response, "a stored response")),
+    second(get(
+        "/v1/responses/{id}",
+        Endpoint::Response,
+        "a stored response; ?stream=true its events, if it was streamed in the background, after ?starting_after",
+    )),
     second(delete("/v1/responses/{id}", Endpoint::DeleteResponse, "forget a stored response")),
     second(get("/v1/responses/{id}/input_items", Endpoint::InputItems, "what a stored response answers")),
     second(post(

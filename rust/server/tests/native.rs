@@ -2,9 +2,7 @@
 
 mod common;
 
-use std::time::Duration;
-
-use common::{Server, letters, read_answer, script, slow_letters, wait_until};
+use common::{Server, letters, read_answer, script};
 use serde_json::{Value, json};
 
 #[test]
@@ -137,46 +135,6 @@ fn the_model_is_told_in_a_few_words() {
         assert_eq!((&info["model_path"], &info["is_generation"]), (&json!("mock"), &json!(true)));
         assert_eq!(info["vocab_size"], 259);
     }
-}
-
-#[test]
-fn a_response_made_in_the_background_is_there_at_once_and_complete_later() {
-    let server = Server::start(slow_letters(Duration::from_millis(2)));
-    let client = server.client();
-    let body = json!({"input": "q", "background": true, "max_output_tokens": 20, "ignore_eos": true});
-    let begun = client.post("/v1/responses", &body).ok();
-    assert_eq!((&begun["status"], &begun["background"]), (&json!("in_progress"), &json!(true)));
-    let path = format!("/v1/responses/{}", begun["id"].as_str().unwrap());
-    wait_until("it is complete", || client.get(&path).ok()["status"] != "in_progress");
-    let made = client.get(&path).ok();
-    assert_eq!((&made["status"], &made["usage"]["output_tokens"]), (&json!("incomplete"), &json!(20)));
-    assert_eq!(client.post(&format!("{path}/cancel"), &json!({})).ok()["status"], "incomplete");
-    server.quiesce();
-}
-
-#[test]
-fn a_response_in_the_background_is_cancelled_or_forgotten_with_its_work() {
-    let server = Server::start(slow_letters(Duration::from_millis(2)));
-    let client = server.client();
-    let body = json!({"input": "q", "background": true, "ignore_eos": true});
-    let begin =
-        || format!("/v1/responses/{}", client.post("/v1/responses", &body).ok()["id"].as_str().unwrap());
-    let (first, second) = (begin(), begin());
-    wait_until("both run", || server.state.engine.open_streams() == 2);
-    let cancelled = client.post(&format!("{first}/cancel"), &json!({})).ok();
-    assert_eq!(cancelled["status"], "cancelled");
-    assert_eq!(client.call("DELETE", &second, None).ok()["deleted"], true);
-    server.quiesce();
-    assert_eq!(client.get(&first).ok()["status"], "cancelled");
-    assert_eq!(client.get(&second).status, 404);
-    for (fields, status) in [
-        (json!({"input": "q", "background": true, "stream": true}), 501),
-        (json!({"input": "q", "background": true, "store": false}), 400),
-    ] {
-        assert_eq!(client.post("/v1/responses", &fields).error().0, status);
-    }
-    let without = Server::with(&["--response-store", "0"], letters());
-    assert_eq!(without.client().post("/v1/responses", &body).error().2.as_deref(), Some("background"));
 }
 
 #[test]

@@ -102,6 +102,20 @@ fn malformed_messages_are_refused_by_field_dynamo_2067() {
         ),
         (json!([{"role": "user", "content": [{"text": "x"}]}]), "must be an object with a \"type\""),
         (json!([{"role": "user", "content": [{"type": "text", "text": 1}]}]), "has no string in \"text\""),
+        (
+            json!([{"role": "user", "name": {"a": 1}, "content": "x"}]),
+            "[0].name must be a string, got an object",
+        ),
+        (json!([{"role": "assistant", "content": "x", "reasoning": ["y"]}]), "reasoning must be a string"),
+        (
+            json!([{"role": "assistant", "tool_calls": [{"id": 5, "function": {"name": "f"}}]}]),
+            "tool_calls[0].id must be a string, got a number",
+        ),
+        (
+            json!([{"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": ["f"]}}]}]),
+            "tool_calls[0].function.name must be a string, got a list",
+        ),
+        (json!([{"role": "tool", "tool_call_id": 9, "content": "x"}]), "tool_call_id must be a string"),
         (json!([{"role": "assistant", "tool_calls": 7}]), "tool_calls must be a list"),
         (json!([{"role": "assistant", "tool_calls": [7]}]), "tool_calls[0] must be an object"),
         (

@@ -21,6 +21,7 @@ pub fn content(endpoint: Endpoint) -> Option<Value> {
         Endpoint::Chat
         | Endpoint::Completions
         | Endpoint::Responses
+        | Endpoint::Response
         | Endpoint::Messages
         | Endpoint::Tokens
         | Endpoint::Generate

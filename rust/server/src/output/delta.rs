@@ -28,6 +28,11 @@ pub struct Finish {
 }
 
 impl Finish {
+    /// The model ended its text, by its own token or by one of the request's.
+    pub(crate) const fn is_by_the_model(&self) -> bool {
+        matches!(self.reason.as_bytes(), b"stop") && !matches!(self.stop, StopDetail::Text(_))
+    }
+
     /// Appends the members `finish_reason` and `stop_reason`.
     pub(crate) fn write(finish: Option<&Self>, out: &mut Vec<u8>) {
         let Some(finish) = finish else {

@@ -227,6 +227,8 @@ fn message() -> Value {
         "required": ["role"],
         "properties": {
             "role": {"type": "string", "minLength": 1},
+            "name": {"type": ["string", "null"]},
+            "tool_call_id": {"type": ["string", "null"]},
             "content": {"anyOf": [
                 {"type": ["string", "null"]},
                 {"type": "array", "items": {"type": "object", "required": ["type"],
