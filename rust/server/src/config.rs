@@ -6,13 +6,14 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use axum::http::{HeaderName, HeaderValue, Method};
+use axum::http::{HeaderName, HeaderValue, Method, Uri};
 use clap::{Args, ValueEnum};
 use frizzen_engine::speculation_options::{DraftSampling, RejectionSampling, WorkerSpeculation};
 use frizzen_engine::{EngineOptions, ResolvedSpeculation, SpeculationOptions};
 use frizzen_metrics::MetricsOptions;
 use frizzen_sched::Policy;
 use serde::Serialize;
+use serde_json::{Map, Value};
 
 use crate::logging::LogFormat;
 use crate::parsing::ParsingArgs;
@@ -250,6 +251,9 @@ pub struct HttpArgs {
     /// Port to listen on; 0 takes a free one
     #[arg(long, default_value_t = 8000)]
     pub port: u16,
+    /// Where a reverse proxy has put this server, such as /models/a: paths may begin with it, and the description says so
+    #[arg(long, value_name = "PATH", default_value = "", value_parser = parse_root_path)]
+    pub root_path: String,
     /// Names under which the model answers; the first one is shown
     #[arg(long, num_args = 1.., value_name = "NAME")]
     pub served_model_name: Vec<String>,
@@ -271,6 +275,9 @@ pub struct HttpArgs {
     /// A file with the chat template to use instead of the model's
     #[arg(long, value_name = "FILE")]
     pub chat_template: Option<PathBuf>,
+    /// Variables of the chat template for requests that do not say, such as `{"enable_thinking": false}`
+    #[arg(long, value_name = "JSON", default_value = "{}", value_parser = parse_object)]
+    pub default_chat_template_kwargs: Map<String, Value>,
     /// Also emit metrics under another server's names
     #[arg(long, value_enum, value_name = "SERVER")]
     pub metrics_compat: Option<MetricsCompat>,
@@ -416,6 +423,18 @@ fn parse_origin(text: &str) -> Result<String, String> {
     } else {
         Err(format!("'{text}' is not an origin such as https://app.example"))
     }
+}
+
+/// A trailing slash says nothing: `/` alone is no prefix.
+fn parse_root_path(text: &str) -> Result<String, String> {
+    let path = text.trim_end_matches('/');
+    let fits =
+        path.is_empty() || path.starts_with('/') && path.parse::<Uri>().is_ok_and(|uri| uri.path() == path);
+    if fits { Ok(path.to_owned()) } else { Err(format!("'{text}' is not a path such as /models/a")) }
+}
+
+fn parse_object(text: &str) -> Result<Map<String, Value>, String> {
+    serde_json::from_str(text).map_err(|error| format!("'{text}' is not a JSON object: {error}"))
 }
 
 fn parse_seconds(text: &str) -> Result<Duration, String> {

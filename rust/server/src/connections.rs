@@ -8,11 +8,12 @@ use std::future::poll_fn;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
-use axum::http::{Request, Response};
+use axum::http::{Request, Response, Uri};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::{HttpService, service_fn};
@@ -70,13 +71,15 @@ fn listen(address: SocketAddr) -> io::Result<TcpListener> {
 pub async fn serve(
     listener: TcpListener,
     router: Router,
-    header_timeout: Duration,
+    options: &HttpArgs,
     stopping: impl Future<Output = ()>,
 ) {
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).max_buf_size(MAX_HEAD);
     // An event is a few hundred bytes: copying it beside its frame costs less than a vectored write of three parts.
     http.writev(false);
+    let header_timeout = options.header_timeout;
+    let prefix: Arc<str> = options.root_path.as_str().into();
     http.header_read_timeout((!header_timeout.is_zero()).then_some(header_timeout));
     let (stop, stopped) = watch::channel(());
     let mut connections = JoinSet::new();
@@ -85,8 +88,8 @@ pub async fn serve(
         tokio::select! {
             () = &mut stopping => break,
             stream = accept(&listener) => {
-                let router = router.clone();
-                let service = service_fn(move |request| answer(router.clone(), request));
+                let (router, prefix) = (router.clone(), Arc::clone(&prefix));
+                let service = service_fn(move |request| answer(router.clone(), &prefix, request));
                 let connection = http.serve_connection(TokioIo::new(stream), service);
                 connections.spawn(drive(connection, stopped.clone()));
             }
@@ -127,8 +130,30 @@ where
     }
 }
 
-async fn answer(mut router: Router, request: Request<Incoming>) -> Result<Response<Body>, Infallible> {
-    router.call(request.map(Body::new)).await
+fn answer(
+    mut router: Router,
+    prefix: &str,
+    mut request: Request<Incoming>,
+) -> impl Future<Output = Result<Response<Body>, Infallible>> + use<> {
+    // A proxy may take the prefix off, or leave it on.
+    if !prefix.is_empty()
+        && let Some(uri) = without_prefix(request.uri(), prefix)
+    {
+        *request.uri_mut() = uri;
+    }
+    router.call(request.map(Body::new))
+}
+
+/// The URI behind a prefix of its path; `None` if it has another path.
+fn without_prefix(uri: &Uri, prefix: &str) -> Option<Uri> {
+    let rest = uri.path().strip_prefix(prefix)?;
+    let path = match rest {
+        "" => "/",
+        _ if rest.starts_with('/') => rest,
+        _ => return None,
+    };
+    let query = uri.query().map_or_else(String::new, |query| format!("?{query}"));
+    format!("{path}{query}").parse().ok()
 }
 
 /// The next connection.
@@ -153,4 +178,18 @@ async fn accept(listener: &TcpListener) -> TcpStream {
 fn is_of_the_connection(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prefix_ends_where_a_part_of_the_path_does() {
+        let rest = |uri: &str| without_prefix(&uri.parse().unwrap(), "/models/a").map(|uri| uri.to_string());
+        assert_eq!(rest("/models/a/v1/models?x=1").as_deref(), Some("/v1/models?x=1"));
+        assert_eq!(rest("/models/a").as_deref(), Some("/"));
+        assert_eq!(rest("/models/a?x").as_deref(), Some("/?x"));
+        assert_eq!((rest("/models/ab/v1"), rest("/v1/models"), rest("/models")), (None, None, None));
+    }
 }

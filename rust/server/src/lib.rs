@@ -2,7 +2,7 @@
 //!
 //! * [`config`]: the flags; [`defaults`]: what requests get that do not say. [`state`]: what handlers share.
 //! * [`routes`]: the route table; [`openapi`]: its description. [`edge`]: request ids, keys, metrics. [`handlers`],
-//!   [`dialects`], [`administration`]: the handlers. [`body`], [`auth`], [`ids`], [`error`]: their parts.
+//!   [`dialects`], [`administration`], [`sglang`]: the handlers. [`body`], [`auth`], [`ids`], [`error`]: their parts.
 //! * [`request`]: bodies, parsed and checked. [`prepare`], [`lower`]: from there to the engine.
 //! * [`parsing`]: which parsers read the model's text. [`parse`]: them alone, without a model.
 //! * [`pooling`]: embeddings, classification, scores and rankings.
@@ -43,6 +43,7 @@ pub mod replicas;
 pub mod request;
 pub mod routes;
 pub mod serve;
+pub mod sglang;
 pub mod shutdown;
 pub mod speculation;
 pub mod state;

@@ -136,7 +136,7 @@ pub async fn serve(
             // A dropped sender means the same as a message.
             let _ = stopped.await;
         };
-        connections::serve(listener, router(&state), state.http.header_timeout, stopping).await;
+        connections::serve(listener, router(&state), &state.http, stopping).await;
         drop(ended);
     });
     let mut control = pin!(async {
