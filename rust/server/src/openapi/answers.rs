@@ -88,6 +88,9 @@ fn of(endpoint: Endpoint) -> Value {
             "count": count, "max_model_len": count, "tokens": array(&count), "token_strs": {"type": ["array", "null"]},
         })),
         Endpoint::Detokenize => object(&json!({"prompt": text, "text": text})),
+        Endpoint::Parse => {
+            object(&json!({"message": {"type": "object"}, "complete": flag, "notes": array(&text)}))
+        }
         Endpoint::Embeddings => list(&json!({
             "index": count, "object": {"const": "embedding"}, "embedding": {"type": ["array", "string"]},
         })),
@@ -135,9 +138,6 @@ fn of_sglang(endpoint: Endpoint) -> Value {
             object(&json!({"normal_text": text, "calls": array(&call)}))
         }
         Endpoint::SeparateReasoning => object(&json!({"reasoning_text": text, "text": text})),
-        Endpoint::Parse => {
-            object(&json!({"message": {"type": "object"}, "complete": flag, "notes": array(&text)}))
-        }
         _ => json!({"type": "object"}),
     }
 }
