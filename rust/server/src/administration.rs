@@ -267,6 +267,7 @@ pub fn describe(config: &crate::ServerConfig) -> Value {
         "http": {
             "host": http.host,
             "port": http.port,
+            "uds": http.uds,
             "root_path": http.root_path,
             "default_chat_template_kwargs": http.default_chat_template_kwargs,
             "api_keys": http.api_key.len(),

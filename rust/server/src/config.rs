@@ -251,6 +251,9 @@ pub struct HttpArgs {
     /// Port to listen on; 0 takes a free one
     #[arg(long, default_value_t = 8000)]
     pub port: u16,
+    /// Socket in the file system to listen on, in place of a port
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["host", "port"])]
+    pub uds: Option<PathBuf>,
     /// Where a reverse proxy has put this server, such as /models/a: paths may begin with it, and the description says so
     #[arg(long, value_name = "PATH", default_value = "", value_parser = parse_root_path)]
     pub root_path: String,

@@ -7,8 +7,11 @@ use std::convert::Infallible;
 use std::future::poll_fn;
 use std::io;
 use std::net::SocketAddr;
-use std::pin::pin;
+use std::os::unix::fs::FileTypeExt as _;
+use std::path::{Path, PathBuf};
+use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::Router;
@@ -18,7 +21,8 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::{HttpService, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::net::{TcpListener, TcpSocket, TcpStream, lookup_host};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpSocket, TcpStream, UnixListener, UnixStream, lookup_host};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
@@ -33,14 +37,58 @@ const MAX_HEAD: usize = 64 << 10;
 /// How long accepting rests when there is no descriptor left for another connection.
 const REST: Duration = Duration::from_millis(50);
 
+/// Where connections come from.
+#[derive(Debug)]
+pub enum Listener {
+    /// A port.
+    Tcp(TcpListener),
+    /// A socket in the file system.
+    Unix(UnixListener, SocketFile),
+}
+
+/// The file of a socket, which is removed with its listener.
+#[derive(Debug)]
+pub struct SocketFile(PathBuf);
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        // Somebody may have removed it already.
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+impl Listener {
+    /// Where it can be reached.
+    ///
+    /// # Errors
+    /// The port cannot be asked for.
+    pub fn url(&self) -> io::Result<String> {
+        match self {
+            Self::Tcp(listener) => Ok(format!("http://{}", listener.local_addr()?)),
+            Self::Unix(_, SocketFile(path)) => Ok(format!("unix:{}", path.display())),
+        }
+    }
+}
+
+impl From<TcpListener> for Listener {
+    fn from(listener: TcpListener) -> Self {
+        Self::Tcp(listener)
+    }
+}
+
 /// Listens, and says where. Raises the number of descriptors that the process may have first: each stream is one.
 ///
 /// # Errors
 /// Names the address that could not be taken.
-pub async fn bind(http: &HttpArgs) -> io::Result<TcpListener> {
+pub async fn bind(http: &HttpArgs) -> io::Result<Listener> {
     match rlimit::increase_nofile_limit(u64::MAX) {
         Ok(limit) => tracing::debug!(limit, "file descriptors"),
         Err(error) => tracing::warn!(%error, "the limit of file descriptors stays as it is"),
+    }
+    if let Some(path) = &http.uds {
+        return listen_at(path).map_err(|error| {
+            io::Error::new(error.kind(), format!("cannot listen on {}: {error}", path.display()))
+        });
     }
     let named = |error: io::Error| {
         io::Error::new(error.kind(), format!("cannot listen on {}:{}: {error}", http.host, http.port))
@@ -48,11 +96,7 @@ pub async fn bind(http: &HttpArgs) -> io::Result<TcpListener> {
     let mut last = io::Error::new(io::ErrorKind::AddrNotAvailable, "the name has no address");
     for address in lookup_host((http.host.as_str(), http.port)).await.map_err(named)? {
         match listen(address) {
-            Ok(listener) => {
-                let url = format!("http://{}", listener.local_addr()?);
-                tracing::info!(%url, "listening");
-                return Ok(listener);
-            }
+            Ok(listener) => return announced(listener.into()),
             Err(error) => last = error,
         }
     }
@@ -67,9 +111,25 @@ fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     socket.listen(BACKLOG)
 }
 
+/// Listens at a path. A socket that nobody listens at any more is left from a server that was killed.
+fn listen_at(path: &Path) -> io::Result<Listener> {
+    let is_socket = std::fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket());
+    if is_socket && std::os::unix::net::UnixStream::connect(path).is_err() {
+        std::fs::remove_file(path)?;
+    }
+    let listener = UnixListener::bind(path)?;
+    announced(Listener::Unix(listener, SocketFile(path.to_owned())))
+}
+
+fn announced(listener: Listener) -> io::Result<Listener> {
+    let url = listener.url()?;
+    tracing::info!(%url, "listening");
+    Ok(listener)
+}
+
 /// Serves every connection until `stopping` is over and all of them have ended.
 pub async fn serve(
-    listener: TcpListener,
+    listener: Listener,
     router: Router,
     options: &HttpArgs,
     stopping: impl Future<Output = ()>,
@@ -103,7 +163,7 @@ pub async fn serve(
 }
 
 /// Serves one connection; asks it to end after the answer it is in once `stopped` changes.
-async fn drive<S>(connection: http1::Connection<TokioIo<TcpStream>, S>, stopped: watch::Receiver<()>)
+async fn drive<S>(connection: http1::Connection<TokioIo<ByteStream>, S>, stopped: watch::Receiver<()>)
 where
     S: HttpService<Incoming, ResBody = Body, Error = Infallible>,
 {
@@ -157,20 +217,68 @@ fn without_prefix(uri: &Uri, prefix: &str) -> Option<Uri> {
 }
 
 /// The next connection.
-async fn accept(listener: &TcpListener) -> TcpStream {
+async fn accept(listener: &Listener) -> ByteStream {
     loop {
-        match listener.accept().await {
-            Ok((stream, _)) => {
+        let accepted = match listener {
+            Listener::Tcp(listener) => listener.accept().await.map(|(stream, _)| {
                 // Small events must not wait for the acknowledgement of the ones before them. A connection that is gone
                 // already shows itself at the next read.
                 let _ = stream.set_nodelay(true);
-                return stream;
+                ByteStream::Tcp(stream)
+            }),
+            Listener::Unix(listener, _) => {
+                listener.accept().await.map(|(stream, _)| ByteStream::Unix(stream))
             }
+        };
+        match accepted {
+            Ok(stream) => return stream,
             Err(error) if is_of_the_connection(&error) => {}
             Err(error) => {
                 tracing::error!(%error, "a connection cannot be accepted");
                 sleep(REST).await;
             }
+        }
+    }
+}
+
+/// One connection's bytes. A type for both kinds, so that the connection's code is there once.
+enum ByteStream {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+impl AsyncRead for ByteStream {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Tcp(stream) => Pin::new(stream).poll_read(context, buffer),
+            Self::Unix(stream) => Pin::new(stream).poll_read(context, buffer),
+        }
+    }
+}
+
+impl AsyncWrite for ByteStream {
+    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Tcp(stream) => Pin::new(stream).poll_write(context, bytes),
+            Self::Unix(stream) => Pin::new(stream).poll_write(context, bytes),
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Tcp(stream) => Pin::new(stream).poll_flush(context),
+            Self::Unix(stream) => Pin::new(stream).poll_flush(context),
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Tcp(stream) => Pin::new(stream).poll_shutdown(context),
+            Self::Unix(stream) => Pin::new(stream).poll_shutdown(context),
         }
     }
 }

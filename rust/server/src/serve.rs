@@ -14,7 +14,6 @@ use axum::http::HeaderValue;
 use frizzen_core::Error;
 use frizzen_engine::Health;
 use frizzen_engine::watchdog::Watchdog;
-use tokio::net::TcpListener;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
@@ -38,7 +37,7 @@ const FLUSH: Duration = Duration::from_secs(2);
 /// Threads for tokenising long prompts and the like: more would only take the engine's processor.
 const MAX_BLOCKING_THREADS: usize = 8;
 
-pub use crate::connections::bind;
+pub use crate::connections::{Listener, bind};
 
 /// How a server ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -118,10 +117,11 @@ fn cors(http: &HttpArgs) -> Option<CorsLayer> {
 /// Serves until asked to stop or until the engine fails. The listener is bound by the caller, so that `/health` can
 /// say what is being loaded from the first moment on.
 pub async fn serve(
-    listener: TcpListener,
+    listener: impl Into<Listener>,
     state: SharedState,
     mut requests: ShutdownRequests,
 ) -> io::Result<Outcome> {
+    let listener = listener.into();
     let (stop, stopped) = oneshot::channel::<()>();
     let (ended, closed) = oneshot::channel::<()>();
     let (flush, flushing) = oneshot::channel::<()>();
