@@ -6,7 +6,7 @@ import contextlib
 import json
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -78,9 +78,16 @@ class Steps:
 
 @contextlib.contextmanager
 def observed(
-    model: Path | str, *, counting: bool = False, **options: Any
+    model: Path | str,
+    *,
+    counting: bool = False,
+    watch: Callable[[Worker], object] | None = None,
+    **options: Any,
 ) -> Iterator[tuple[LLM, Worker, Steps]]:
-    """An ``LLM``, by default of dummy weights, its worker and its steps; ``counting`` their tokens."""
+    """An ``LLM``, by default of dummy weights, its worker and its steps; ``counting`` their tokens.
+
+    ``watch`` gets the worker before the engine has bound its methods.
+    """
     workers: list[Worker] = []
     steps = Steps()
     original = launch.build
@@ -97,6 +104,8 @@ def observed(
             steps.ends.append((now, header.num_rows, header.num_tokens, sampled))
 
         worker.collect = timed  # type: ignore[method-assign]
+        if watch is not None:
+            watch(worker)
         workers.append(worker)
         return worker
 
@@ -107,3 +116,6 @@ def observed(
             yield llm, workers[0], steps
     finally:
         launch.build = original
+        # The timed method refers to its worker, whose memory the next engine wants.
+        for worker in workers:
+            del worker.collect

@@ -22,6 +22,10 @@ KV_CACHE_DTYPES = ("auto", "fp8_e4m3")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 RUNNERS = ("auto", "generate", "pooling")
 BLOCK_SIZES = (8, 16, 32, 64, 128)
+MAX_THREADS = 1024
+"""More end the process in the OpenMP runtime, which cannot make them."""
+MAX_SEQS = 65536
+"""Rows are allocated at the start, whether they are used or not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,11 +118,13 @@ class EngineConfig:
         _check_choice("runner", self.runner, RUNNERS)
         for name in ("pooler_config", "reasoning_parser_plugin", "tool_parser_plugin"):
             _check_text(name, getattr(self, name), optional=True)
-        for name in ("max_model_len", "max_num_batched_tokens", "kv_cache_memory", "num_threads"):
+        for name in ("max_model_len", "max_num_batched_tokens", "kv_cache_memory"):
             if getattr(self, name) is not None:
                 _check_integer(name, getattr(self, name), 1)
+        if self.num_threads is not None:
+            _check_integer("num_threads", self.num_threads, 1, MAX_THREADS)
         self._check_speculation()
-        _check_integer("max_num_seqs", self.max_num_seqs, 1)
+        _check_integer("max_num_seqs", self.max_num_seqs, 1, MAX_SEQS)
         _check_integer("max_logprobs", self.max_logprobs, 0)
         _check_integer("seed", self.seed, 0, 2**64 - 1)
         _check_integer("block_size", self.block_size, 1)

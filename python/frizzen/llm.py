@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from operator import mul
 from types import TracebackType
@@ -44,7 +45,8 @@ class LLM:
     """A model, ready to generate.
 
     Everything runs on the calling thread: an exception is the original one, Ctrl-C stops the generation and
-    the object stays usable. Use it as a context manager, or ``close`` it, to free the model at a known point.
+    the object stays usable. It belongs to the thread that made it. Use it as a context manager, or ``close``
+    it, to free the model at a known point.
 
     Args:
         model: A name of the catalogue (``smollm2-135m``), a directory, a file, or a Hugging Face id.
@@ -62,6 +64,7 @@ class LLM:
         prepare_plugins(options.get("reasoning_parser_plugin"), options.get("tool_parser_plugin"))
         self.config = EngineConfig.from_dict({"model": model, **options})
         self._engine: Engine | None = Engine(self.config.to_json())
+        self._thread = threading.get_ident()
         self._texts: dict[int, str] = {}
 
     def generate(
@@ -110,6 +113,8 @@ class LLM:
             raise RequestError(
                 "continue_final_message needs add_generation_prompt=False: a turn is either new or continued"
             )
+        if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
+            raise RequestError(f"messages must be a list of messages, got {type(messages).__name__}")
         if not messages:
             raise RequestError("messages must not be empty")
         conversations = [messages] if isinstance(messages[0], Mapping) else messages
@@ -292,9 +297,9 @@ class LLM:
 
     def close(self) -> None:
         """Frees the model; a second call does nothing."""
-        engine, self._engine = self._engine, None
-        if engine is not None:
-            engine.close()
+        if self._engine is not None:
+            self._open().close()
+            self._engine = None
 
     def __enter__(self) -> LLM:
         return self
@@ -307,6 +312,8 @@ class LLM:
     def _open(self) -> Engine:
         if self._engine is None:
             raise RuntimeError("this LLM is closed")
+        if threading.get_ident() != self._thread:
+            raise RuntimeError("an LLM belongs to the thread that made it, and this is another one")
         return self._engine
 
     def _run(

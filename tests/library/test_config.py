@@ -28,6 +28,8 @@ from frizzen import ConfigError, EngineConfig
         ("block_size", 12, "block_size must be one of 8, 16, 32, 64, 128, got 12"),
         ("block_size", 16.0, "block_size must be an integer, got 16.0"),
         ("max_logprobs", -1, "max_logprobs must be at least 0, got -1"),
+        ("max_num_seqs", 10**9, "max_num_seqs must be at most 65536, got 1000000000"),
+        ("num_threads", 10**6, "num_threads must be at most 1024, got 1000000"),
         ("seed", -1, "seed must be at least 0, got -1"),
         ("strict", "yes", "strict must be true or false, got 'yes'"),
     ],

@@ -228,7 +228,8 @@ impl Scheduler {
         }
         events.push(RowEvent {
             request: row.request,
-            tokens: tokens.start..tokens.start + kept,
+            // Where nobody asked for log-probabilities there are none, not even to take an empty range of.
+            tokens: if kept > 0 { tokens.start..tokens.start + kept } else { 0..0 },
             forced,
             pooled: if has_vector && !of_tokens { pooled } else { 0..0 },
             token_vectors: if failure.is_none() { token_vectors } else { 0..0 },

@@ -66,12 +66,18 @@ impl Constrained {
     }
 
     /// How many of `drafts`, from the front, the constraint may let through. `stops` end the request: no draft after one.
+    ///
+    /// The token that completes the text is none of them: the row before it samples it anyway, and the row after it, where
+    /// only stop tokens may follow, could fail the request for nothing if other rules forbid these (`min_tokens`).
     pub fn validate(&mut self, drafts: &[TokenId], stops: &[TokenId]) -> usize {
         let mut walk = self.walk();
         let mut kept = 0;
         for token in drafts {
             let stop = stops.contains(token);
             if stop && !self.matcher.can_end() || self.step_over(*token, stop, &mut walk).is_err() {
+                break;
+            }
+            if walk.advanced > 0 && self.matcher.is_complete() {
                 break;
             }
             kept += 1;

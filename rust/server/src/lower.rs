@@ -269,6 +269,7 @@ impl Lowered {
                 text,
                 prompt,
                 echo,
+                scores: Vec::new(),
                 held: Held::default(),
                 waterfall: Waterfall::default(),
                 finish: None,

@@ -7,7 +7,9 @@ mod common;
 use std::time::Duration;
 
 use common::{Server, chat_body, letters, saying, script, slow_letters, streamed, wait_until};
-use frizzen_engine::mock::Content;
+use frizzen_engine::WorkerInfo;
+use frizzen_engine::mock::{Content, MockWorker};
+use frizzen_server::mock;
 use serde_json::{Value, json};
 
 const HERMES: [&str; 2] = ["--tool-call-parser", "hermes"];
@@ -132,6 +134,21 @@ fn offsets_go_on_behind_an_echoed_prompt_vllm_47815() {
         .collect();
     assert_eq!(Value::from(offsets.clone()), whole["choices"][0]["logprobs"]["text_offset"]);
     assert_eq!(offsets.last().unwrap(), &json!("Wörter".chars().count() + 8));
+}
+
+#[test]
+fn a_streamed_echo_has_the_logprobs_of_every_chunk_of_its_prompt() {
+    let chunked = WorkerInfo { max_num_batched_tokens: 8, ..mock::info() };
+    let server = Server::start(MockWorker::new(chunked).saying(Content::Alphabet([u32::from(b'a')].into())));
+    let body = json!({"prompt": "a prompt of several chunks", "max_tokens": 3, "echo": true, "logprobs": 1});
+    let whole = server.client().completion(&body).ok()["choices"][0]["logprobs"].clone();
+    let events = server.client().completion(&streamed(&body)).events();
+    for list in ["tokens", "token_logprobs", "top_logprobs", "text_offset"] {
+        let parts = choices(&events);
+        let joined = parts.iter().flat_map(|choice| choice["logprobs"][list].as_array().into_iter().flatten());
+        assert_eq!(Value::from(joined.cloned().collect::<Vec<_>>()), whole[list], "{list}");
+    }
+    assert_eq!(whole["tokens"].as_array().unwrap().len(), 26 + 3);
 }
 
 #[test]

@@ -139,10 +139,20 @@ fn the_request_ends_where_its_text_does_vllm_29632() {
     assert_eq!((kept, reason), (TEXT.len(), Some(FinishReason::Stop(StopReason::Complete))));
 }
 
+/// The row behind it allows stop tokens only, which other rules of the request may forbid.
+#[test]
+fn the_token_that_completes_the_text_is_no_draft() {
+    assert_eq!(constrained(false).validate(&TEXT, &[EOS]), TEXT.len() - 1);
+    let may_go_on = OneOf([vec![A], vec![A, B]].into());
+    let mut may_go_on = Constrained::new(&may_go_on, BannedSequences::default());
+    assert_eq!(may_go_on.validate(&[A, B], &[EOS]), 1);
+    assert_eq!(may_go_on.validate(&[A, EOS], &[EOS]), 2);
+}
+
 /// Validate, pad, mask, accept: the mask that was foretold for a row is the one that the accepted tokens lead to.
 #[test]
 fn the_foretold_mask_is_the_next_one() {
-    for split in 0..=TEXT.len() {
+    for split in 0..TEXT.len() {
         let mut drafted = constrained(true);
         let window = [&[A, E], &TEXT[..split]].concat();
         assert_eq!(drafted.validate(&window, &[EOS]), window.len());
