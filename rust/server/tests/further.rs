@@ -145,7 +145,8 @@ fn a_streamed_echo_has_the_logprobs_of_every_chunk_of_its_prompt() {
     let events = server.client().completion(&streamed(&body)).events();
     for list in ["tokens", "token_logprobs", "top_logprobs", "text_offset"] {
         let parts = choices(&events);
-        let joined = parts.iter().flat_map(|choice| choice["logprobs"][list].as_array().into_iter().flatten());
+        let joined =
+            parts.iter().flat_map(|choice| choice["logprobs"][list].as_array().into_iter().flatten());
         assert_eq!(Value::from(joined.cloned().collect::<Vec<_>>()), whole[list], "{list}");
     }
     assert_eq!(whole["tokens"].as_array().unwrap().len(), 26 + 3);
