@@ -15,6 +15,7 @@ use frizzen_sched::Policy;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
+use crate::familiar::FamiliarArgs;
 use crate::logging::LogFormat;
 use crate::parsing::ParsingArgs;
 use crate::replicas::ReplicaArgs;
@@ -312,6 +313,9 @@ pub struct HttpArgs {
     /// names the server in them
     #[arg(long, value_name = "URL")]
     pub otlp_traces_endpoint: Option<Endpoint>,
+    /// What the peers' command lines have.
+    #[command(flatten)]
+    pub familiar: FamiliarArgs,
     /// How the model's text is read. Last, since its heading would go on for what followed.
     #[command(flatten)]
     pub parsing: ParsingArgs,

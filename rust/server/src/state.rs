@@ -165,6 +165,9 @@ pub fn unix_time() -> u64 {
 impl AppState {
     /// The state of a server whose model is still being loaded.
     pub fn new(config: &ServerConfig, engine: EngineHandle, metrics: Arc<Metrics>) -> SharedState {
+        for (flag, why) in config.http.familiar.notes() {
+            tracing::warn!(flag, "a flag has no effect: {why}");
+        }
         let keys = config.http.api_key.iter().cloned().chain(std::env::var(KEY_VARIABLE));
         Arc::new(Self {
             engine,
