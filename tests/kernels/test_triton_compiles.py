@@ -118,7 +118,7 @@ def run_every_variant(run: Callable[[list[int], int], None], rows: int, compiled
     for _ in range(60):
         batch = random.randint(1, rows)
         single = random.randint(0, batch)
-        queries = [random.choice((2, 3, 5, 17, 60, 100, 130, 300, 900)) for _ in range(batch - single)]
+        queries = [random.choice((2, 3, 5, 8, 12, 16, 17, 60, 130, 300, 900)) for _ in range(batch - single)]
         while sum(queries) > 8000:
             queries.pop()
         run([1] * single + queries or [1], random.choice((300, 600, 3000, 8448)))
@@ -145,14 +145,26 @@ def test_no_step_needs_a_variant_of_latent_attention_that_the_warm_up_has_not_me
 
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "rows", "dtype"),
-    [(32, 4, 8, torch.float32), (32, 4, 8, torch.bfloat16), (32, 4, 300, torch.bfloat16)],
+    [
+        (4, 2, 8, torch.float32),
+        (32, 4, 8, torch.float32),
+        (32, 4, 8, torch.bfloat16),
+        (32, 4, 300, torch.bfloat16),
+    ],
 )
 def test_no_step_needs_a_variant_of_paged_attention_that_the_warm_up_has_not_met(
     heads: int, kv_heads: int, rows: int, dtype: torch.dtype, compiled: list[Any]
 ) -> None:
     from frizzen.kernels.triton.paged_attention import PagedAttention
 
-    shape = {"heads": heads, "kv_heads": kv_heads, "head_dim": 64, "scale": 0.1, "window": 0, "block_size": 16}
+    shape = {
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "head_dim": 64,
+        "scale": 0.1,
+        "window": 0,
+        "block_size": 16,
+    }
     kernel = PagedAttention.build(Facts.of(H200, dtype, shape))
     attend = kernel.prepare(kernel.allocate(2, torch.device("cpu")))
 
