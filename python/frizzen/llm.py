@@ -296,6 +296,12 @@ class LLM:
         plan: dict[str, Any] = json.loads(self._open().plan_json)
         return plan
 
+    @property
+    def start(self) -> list[dict[str, Any]]:
+        """What the start took: ``phase`` and its ``seconds``, in order; ``before`` began with the process."""
+        phases: list[dict[str, Any]] = json.loads(self._open().info_json)["start"]
+        return phases
+
     def close(self) -> None:
         """Frees the model; a second call does nothing."""
         if self._engine is not None:

@@ -6,14 +6,16 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use axum::http::{HeaderName, HeaderValue, Method};
+use axum::http::{HeaderName, HeaderValue, Method, Uri};
 use clap::{Args, ValueEnum};
 use frizzen_engine::speculation_options::{DraftSampling, RejectionSampling, WorkerSpeculation};
 use frizzen_engine::{EngineOptions, ResolvedSpeculation, SpeculationOptions};
 use frizzen_metrics::MetricsOptions;
 use frizzen_sched::Policy;
 use serde::Serialize;
+use serde_json::{Map, Value};
 
+use crate::familiar::FamiliarArgs;
 use crate::logging::LogFormat;
 use crate::parsing::ParsingArgs;
 use crate::replicas::ReplicaArgs;
@@ -250,6 +252,12 @@ pub struct HttpArgs {
     /// Port to listen on; 0 takes a free one
     #[arg(long, default_value_t = 8000)]
     pub port: u16,
+    /// Socket in the file system to listen on, in place of a port
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["host", "port"])]
+    pub uds: Option<PathBuf>,
+    /// Where a reverse proxy has put this server, such as /models/a: paths may begin with it, and the description says so
+    #[arg(long, value_name = "PATH", default_value = "", value_parser = parse_root_path)]
+    pub root_path: String,
     /// Names under which the model answers; the first one is shown
     #[arg(long, num_args = 1.., value_name = "NAME")]
     pub served_model_name: Vec<String>,
@@ -271,6 +279,9 @@ pub struct HttpArgs {
     /// A file with the chat template to use instead of the model's
     #[arg(long, value_name = "FILE")]
     pub chat_template: Option<PathBuf>,
+    /// Variables of the chat template for requests that do not say, such as `{"enable_thinking": false}`
+    #[arg(long, value_name = "JSON", default_value = "{}", value_parser = parse_object)]
+    pub default_chat_template_kwargs: Map<String, Value>,
     /// Also emit metrics under another server's names
     #[arg(long, value_enum, value_name = "SERVER")]
     pub metrics_compat: Option<MetricsCompat>,
@@ -302,6 +313,9 @@ pub struct HttpArgs {
     /// names the server in them
     #[arg(long, value_name = "URL")]
     pub otlp_traces_endpoint: Option<Endpoint>,
+    /// What the peers' command lines have.
+    #[command(flatten)]
+    pub familiar: FamiliarArgs,
     /// How the model's text is read. Last, since its heading would go on for what followed.
     #[command(flatten)]
     pub parsing: ParsingArgs,
@@ -430,6 +444,18 @@ fn parse_step_timeout(text: &str) -> Result<Duration, String> {
     parse_seconds(text).and_then(|limit| {
         if limit.is_zero() { Err("every step takes longer than 0 seconds".to_owned()) } else { Ok(limit) }
     })
+}
+
+/// A trailing slash says nothing: `/` alone is no prefix.
+fn parse_root_path(text: &str) -> Result<String, String> {
+    let path = text.trim_end_matches('/');
+    let fits =
+        path.is_empty() || path.starts_with('/') && path.parse::<Uri>().is_ok_and(|uri| uri.path() == path);
+    if fits { Ok(path.to_owned()) } else { Err(format!("'{text}' is not a path such as /models/a")) }
+}
+
+fn parse_object(text: &str) -> Result<Map<String, Value>, String> {
+    serde_json::from_str(text).map_err(|error| format!("'{text}' is not a JSON object: {error}"))
 }
 
 fn parse_seconds(text: &str) -> Result<Duration, String> {

@@ -153,7 +153,7 @@ impl Job<'_> {
         let served = self.state.check_model(common.model.as_deref())?;
         self.state.check_samples("n", common.n as usize)?;
         let kind = PromptKind {
-            field: "messages",
+            field: if request.prompt_ids.is_some() { "prompt_token_ids" } else { "messages" },
             echo: false,
             continues_text: conversation.continue_final_message,
             streams_scores: false,
@@ -171,8 +171,11 @@ impl Job<'_> {
         let readers = self.readers(request, &reading, shape);
         let start = reading.setup.start;
         let plan = plan.reading(reading);
-        let tokens: Arc<[TokenId]> =
-            plan.tokenise(&text, common.add_special.unwrap_or(false), self.model)?.into();
+        let tokens: Arc<[TokenId]> = match &request.prompt_ids {
+            Some(ids) => plan.truncate(ids.clone()),
+            None => plan.tokenise(&text, common.add_special.unwrap_or(false), self.model)?,
+        }
+        .into();
         let grammar = self.state.grammar(wanted.as_ref())?;
         let constraint = Enforced::after_reasoning(
             grammar.as_ref(),

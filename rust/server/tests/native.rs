@@ -204,3 +204,46 @@ fn browsers_are_told_what_they_may_do() {
     let stranger = server.client().header("origin", "https://b.example").get("/health");
     assert_eq!(stranger.header("access-control-allow-origin"), None);
 }
+
+#[test]
+fn the_load_of_each_engine_has_sglangs_names() {
+    let server = Server::start(letters());
+    let loads = server.client().get("/get_load").ok();
+    assert_eq!(
+        loads,
+        json!([{"dp_rank": 0, "num_reqs": 0, "num_waiting_reqs": 0, "num_tokens": 0, "num_pages": 0}])
+    );
+    let all = server.client().get("/v1/loads").ok();
+    assert_eq!((&all["dp_rank_count"], &all["aggregate"]["total_reqs"]), (&json!(1), &json!(0)));
+    let load = server.state.engine.load();
+    let block = server.state.engine.info().map_or(0, |info| u64::from(info.block_size));
+    assert_eq!(all["loads"][0]["max_total_num_tokens"], load.total_blocks * block);
+    for path in ["/weight_version", "/get_weight_version"] {
+        assert_eq!(server.client().get(path).ok()["weight_version"], "default");
+    }
+}
+
+#[test]
+fn one_parser_alone_reads_a_text_as_sglangs_routes_do() {
+    let server = Server::start(script("hi"));
+    let client = server.client();
+    let call = "Look: <tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 1}}</tool_call>";
+    let tools = json!([{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]);
+    let body = json!({"text": call, "tools": tools, "tool_call_parser": "hermes"});
+    let parsed = client.post("/parse_function_call", &body).ok();
+    let calls = json!([{"tool_index": 0, "name": "f", "parameters": "{\"a\": 1}"}]);
+    assert_eq!(parsed, json!({"normal_text": "Look:", "calls": calls}));
+    let body = json!({"text": "<think>hm</think>yes", "reasoning_parser": "qwen3"});
+    let parsed = client.post("/separate_reasoning", &body).ok();
+    assert_eq!(parsed, json!({"reasoning_text": "hm", "text": "yes"}));
+    for (path, body, param) in [
+        ("/parse_function_call", json!({"text": "x", "tool_call_parser": "nobody"}), "tool_call_parser"),
+        ("/parse_function_call", json!({"tool_call_parser": "hermes"}), "text"),
+        ("/separate_reasoning", json!({"text": "x", "reasoning_parser": "nobody"}), "reasoning_parser"),
+    ] {
+        let (status, _, found) = client.post(path, &body).error();
+        assert_eq!((status, found.as_deref()), (400, Some(param)), "{path}");
+    }
+    let ids = client.post("/v1/tokenize", &json!({"prompt": "ab"})).ok()["tokens"].clone();
+    assert_eq!(client.post("/v1/detokenize", &json!({"tokens": ids})).ok()["text"], "ab");
+}

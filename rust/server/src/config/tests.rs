@@ -143,3 +143,17 @@ fn a_flag_of_nothing_is_refused() {
         assert!(Cli::try_parse_from(std::iter::once(&"serve").chain(&bad)).is_err(), "{bad:?}");
     }
 }
+
+#[test]
+fn a_root_path_is_a_path_and_template_variables_are_an_object() {
+    let flags =
+        |flags: &[&str]| Cli::try_parse_from(["serve", "m"].iter().chain(flags)).map(|cli| cli.config.http);
+    assert_eq!(flags(&["--root-path", "/a/b/"]).unwrap().root_path, "/a/b");
+    assert_eq!(flags(&["--root-path", "/"]).unwrap().root_path, "");
+    for bad in ["a", "/a b", "/a?b", "http://x/a"] {
+        assert!(flags(&["--root-path", bad]).is_err(), "{bad}");
+    }
+    for bad in ["[]", "x", ""] {
+        assert!(flags(&["--default-chat-template-kwargs", bad]).is_err(), "{bad}");
+    }
+}
