@@ -9,12 +9,13 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benches.gpu.shape import MoeShape
 from frizzen import LLM, SamplingParams
-from frizzen.worker import launch
-from frizzen.worker.worker import Worker
+
+if TYPE_CHECKING:
+    from frizzen.worker.worker import Worker
 
 __all__ = ["Steps", "greedy", "observed", "prompt", "write_config"]
 
@@ -88,12 +89,15 @@ def observed(
 
     ``watch`` gets the worker before the engine has bound its methods.
     """
+    # With torch, which the measurement of a start is the first to import.
+    from frizzen.worker import launch
+
     workers: list[Worker] = []
     steps = Steps()
     original = launch.build
 
-    def build(config_json: str) -> Worker:
-        worker = original(config_json)
+    def build(*begun: Any) -> Worker:
+        worker = original(*begun)
         collect = worker.collect
 
         def timed(index: int) -> None:
@@ -109,7 +113,7 @@ def observed(
         workers.append(worker)
         return worker
 
-    launch.build = build
+    launch.build = build  # type: ignore[assignment]
     try:
         usual = {"load_format": "dummy", "enable_prefix_caching": False}
         with LLM(str(model), **(usual | options)) as llm:

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from operator import mul
+from os import PathLike
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -57,7 +58,7 @@ class LLM:
         LoadError: the model cannot be loaded.
     """
 
-    def __init__(self, model: str, **options: Any) -> None:
+    def __init__(self, model: str | PathLike[str], **options: Any) -> None:
         # The extension and torch are loaded here and not with the module: importing frizzen stays cheap.
         from frizzen._core import Engine
 
@@ -294,6 +295,12 @@ class LLM:
         """The kernel plan: what serves each layer, and why nothing faster does."""
         plan: dict[str, Any] = json.loads(self._open().plan_json)
         return plan
+
+    @property
+    def start(self) -> list[dict[str, Any]]:
+        """What the start took: ``phase`` and its ``seconds``, in order; ``before`` began with the process."""
+        phases: list[dict[str, Any]] = json.loads(self._open().info_json)["start"]
+        return phases
 
     def close(self) -> None:
         """Frees the model; a second call does nothing."""

@@ -249,8 +249,8 @@ def test_a_closed_llm_keeps_nothing_of_its_model(
     made: list[weakref.ref[Any]] = []
     build = launch.build
 
-    def building(config: str) -> Worker:
-        worker = build(config)
+    def building(*begun: Any) -> Worker:
+        worker = build(*begun)
         made.extend((weakref.ref(worker), weakref.ref(worker._model)))
         return worker
 
@@ -264,3 +264,10 @@ def test_a_closed_llm_keeps_nothing_of_its_model(
     if device == "cuda":
         # Libraries keep what they work in; it is less than the cache was.
         assert torch.cuda.memory_allocated() < before + 2**27
+
+
+def test_what_the_phases_of_its_start_took_is_known(tiny_checkpoint: CheckpointMaker) -> None:
+    with tiny_llm(tiny_checkpoint("llama"), device="cpu") as llm:
+        names, seconds = ([phase[key] for phase in llm.start] for key in ("phase", "seconds"))
+    assert names == ["before", "import", "device", "plan", "load", "allocate", "compile", "warm up"]
+    assert min(seconds) >= 0

@@ -272,23 +272,19 @@ fn tokenizer_path(py: Python<'_>, config: &ServerConfig) -> Result<PathBuf, Erro
     resolve(py, name).map(PathBuf::from).map_err(|error| start_error(py, &error))
 }
 
-/// Imports the worker and torch without a look for garbage among what is imported, then or ever after: the process is
-/// ours, and a look at all of it takes longer than many steps.
-fn import_worker(py: Python<'_>) -> PyResult<()> {
-    let collector = py.import("gc")?;
-    collector.call_method0("disable")?;
-    let imported = py.import("frizzen.worker.launch");
-    collector.call_method0("freeze")?;
-    collector.call_method0("enable")?;
-    imported.map(drop)
-}
-
 /// Builds the worker on this thread, which stays attached to Python for as long as it calls it.
+///
+/// Python's collector looks for no garbage among what is imported and built, then or ever after: the process is ours, and
+/// a look at all of it takes longer than many steps.
 fn build(py: Python<'_>, config: &ServerConfig) -> Result<Built, Error> {
-    import_worker(py).map_err(|error| start_error(py, &error))?;
     let speculation = config.speculation.resolve().map_err(|message| Error::Engine { message })?;
+    let collector = py.import("gc").map_err(|error| start_error(py, &error))?;
+    let collect = |method| collector.call_method0(method).map_err(|error| start_error(py, &error));
+    collect("disable")?;
     let built = PyWorker::build(py, &config.engine_json(speculation.as_ref()));
     let worker = built.map_err(|error| start_error(py, &error))?;
+    collect("freeze")?;
+    collect("enable")?;
     let options = config.engine_options(speculation.as_ref());
     Ok(Built { worker, options, costs: speculation.and_then(|resolved| resolved.cache) })
 }
@@ -316,6 +312,10 @@ impl Built {
     /// The loop of engine `rank`, with its metrics.
     fn seated(self, seat: EngineSeat, metrics: &Metrics, rank: u32) -> Result<Engine<PyWorker>, Error> {
         publish_plan(metrics, self.worker.info());
+        for phase in self.worker.info().start.as_array().into_iter().flatten() {
+            let seconds = phase["seconds"].as_f64().unwrap_or_default();
+            metrics.start(rank, phase["phase"].as_str().unwrap_or_default(), seconds);
+        }
         let mut engine = Engine::new(seat, self.worker, self.options, metrics.engine(rank))?;
         if let Some(directory) = &self.costs {
             engine.remember_costs(directory);

@@ -262,7 +262,7 @@ pub struct HttpArgs {
     #[arg(long, num_args = 1.., value_name = "NAME")]
     pub served_model_name: Vec<String>,
     /// Keys of which every request must bring one; the environment variable `FRIZZEN_API_KEY` adds one
-    #[arg(long, num_args = 1.., value_name = "KEY")]
+    #[arg(long, num_args = 1.., value_name = "KEY", value_parser = parse_key)]
     pub api_key: Vec<String>,
     /// Origins that browsers may call from; none by default, '*' is all
     #[arg(long, num_args = 1.., value_name = "ORIGIN", value_parser = parse_origin)]
@@ -298,7 +298,7 @@ pub struct HttpArgs {
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = parse_seconds)]
     pub drain_timeout: Duration,
     /// Seconds that one step may take before the engine counts as dead; a tenth of it is reported as slow
-    #[arg(long, value_name = "SECONDS", default_value = "300", value_parser = parse_seconds)]
+    #[arg(long, value_name = "SECONDS", default_value = "300", value_parser = parse_step_timeout)]
     pub step_timeout: Duration,
     /// Seconds that a client may take for the head of a request, and a connection may idle; 0 is no limit
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = parse_seconds)]
@@ -430,6 +430,20 @@ fn parse_origin(text: &str) -> Result<String, String> {
     } else {
         Err(format!("'{text}' is not an origin such as https://app.example"))
     }
+}
+
+/// A variable that is not set must not open a server that was told to ask for keys.
+fn parse_key(text: &str) -> Result<String, String> {
+    if text.is_empty() {
+        return Err("a key must not be empty; without --api-key none is asked for".to_owned());
+    }
+    Ok(text.to_owned())
+}
+
+fn parse_step_timeout(text: &str) -> Result<Duration, String> {
+    parse_seconds(text).and_then(|limit| {
+        if limit.is_zero() { Err("every step takes longer than 0 seconds".to_owned()) } else { Ok(limit) }
+    })
 }
 
 /// A trailing slash says nothing: `/` alone is no prefix.

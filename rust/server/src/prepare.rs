@@ -157,6 +157,7 @@ impl Job<'_> {
             field: if request.prompt_ids.is_some() { "prompt_token_ids" } else { "messages" },
             echo: false,
             continues_text: conversation.continue_final_message,
+            streams_scores: false,
         };
         let plan = Plan::new(common, limits.params, kind)?;
         let text = self.model.render(conversation)?;
@@ -286,8 +287,12 @@ impl Job<'_> {
             Form::Native { .. } => "sampling_params",
         };
         self.state.check_samples(field, prompts.len() * common.n as usize)?;
-        let plan =
-            Plan::new(&common, limits.params, PromptKind { field: "prompt", echo, continues_text: true })?;
+        let streams_scores = matches!(form, Form::Native { .. });
+        let plan = Plan::new(
+            &common,
+            limits.params,
+            PromptKind { field: "prompt", echo, continues_text: true, streams_scores },
+        )?;
         let prompts = prompts.into_iter().map(|prompt| self.token_prompt(prompt, &common, &plan, echo));
         let prompts = prompts.collect::<Result<Vec<_>, _>>()?;
         let grammar = self.state.grammar(common.grammar.as_ref())?;

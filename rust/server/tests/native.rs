@@ -3,6 +3,9 @@
 mod common;
 
 use common::{Server, letters, read_answer, script};
+use frizzen_engine::WorkerInfo;
+use frizzen_engine::mock::{Content, MockWorker};
+use frizzen_server::mock;
 use serde_json::{Value, json};
 
 #[test]
@@ -62,6 +65,19 @@ fn every_event_repeats_what_is_known_so_far() {
     let indexes: std::collections::BTreeSet<u64> =
         batch.iter().map(|event| event["index"].as_u64().unwrap()).collect();
     assert_eq!(indexes.into_iter().collect::<Vec<_>>(), [0, 1]);
+}
+
+#[test]
+fn a_stream_has_the_logprobs_of_every_chunk_of_its_prompt_sglang_2403() {
+    let chunked = WorkerInfo { max_num_batched_tokens: 8, ..mock::info() };
+    let server = Server::start(MockWorker::new(chunked).saying(Content::Alphabet([u32::from(b'a')].into())));
+    let body = json!({"text": "a prompt of several chunks", "sampling_params": {"max_new_tokens": 3},
+        "return_logprob": true, "logprob_start_len": 0});
+    let whole = server.client().post("/generate", &body).ok()["meta_info"]["input_token_logprobs"].clone();
+    assert_eq!(whole.as_array().unwrap().len(), 26);
+    for event in server.client().post("/generate", &common::streamed(&body)).events() {
+        assert_eq!(event["meta_info"]["input_token_logprobs"], whole);
+    }
 }
 
 #[test]

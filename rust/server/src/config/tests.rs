@@ -26,6 +26,14 @@ fn sizes_take_suffixes() {
 }
 
 #[test]
+fn an_empty_key_and_a_step_of_no_time_are_refused() {
+    for flags in [["m", "--api-key", ""], ["m", "--step-timeout", "0"]] {
+        let refused = Cli::try_parse_from(std::iter::once("serve").chain(flags)).map(|_| ());
+        assert!(refused.is_err_and(|error| error.to_string().contains(flags[1])), "{flags:?}");
+    }
+}
+
+#[test]
 fn only_what_was_given_reaches_the_worker() {
     let json = parse(&["smollm2-135m"]).engine_json(None);
     let fields: serde_json::Value = serde_json::from_str(&json).unwrap();

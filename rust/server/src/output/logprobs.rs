@@ -229,7 +229,7 @@ mod tests {
 
     /// Bytes in any order, in tokens of any size.
     #[test]
-    fn offsets_are_places_in_the_text_even_if_it_is_not_utf8() {
+    fn offsets_are_places_in_the_text_even_if_it_is_not_utf8_llama_cpp_python_1037() {
         let mut state = 7u32;
         let mut random = |n: u32| {
             state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
