@@ -277,6 +277,7 @@ def main() -> None:
     parser.add_argument("--acceptances", type=float, nargs="*", default=ACCEPTANCES)
     parser.add_argument("--batches", type=int, nargs="*", default=list(BATCHES))
     parser.add_argument("--scale", type=float, default=1.0, help="of the steps of a run")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="after which no more is begun")
     parser.add_argument("--natural", nargs="*", default=["suffix"], help="drafters of the text's acceptance")
     parser.add_argument("--loaded", default="eagle3", help="drafter to be loaded and off; none: leave it out")
     parser.add_argument("--layers", type=int, help="fewer layers than the model has")
@@ -291,16 +292,18 @@ def main() -> None:
         merge_results(arguments.out, arguments.merge)
         return
     results: list[Row] = []
+    arguments.end = time.perf_counter() + arguments.seconds
 
     def show(found: Iterator[Row]) -> None:
-        for row in found:
+        while time.perf_counter() < arguments.end and (row := next(found, None)) is not None:
             results.append(row)
             print("  ".join(f"{key}={value}" for key, value in row.items()), flush=True)
             write_results(arguments.out, "benches.gpu.speculation", results)
 
     with tempfile.TemporaryDirectory() as folder:
         for name in arguments.drafters:
-            measure(arguments, name, Path(folder), show)
+            if time.perf_counter() < arguments.end:
+                measure(arguments, name, Path(folder), show)
 
 
 def engine(
@@ -358,11 +361,11 @@ def measure(arguments: argparse.Namespace, name: str, folder: Path, show: Any) -
         show(cells(bench, name, sweeps, arguments.acceptances))
         seconds = round(time.perf_counter() - began)
         show(iter([{"what": "worker", "drafter": name, "seconds": seconds, **_graphs(worker)}]))
-        if name == arguments.loaded:
+        if name == arguments.loaded and time.perf_counter() < arguments.end:
             with engine(arguments, shape, folder / "plain") as (other, its_worker, its_steps):
                 plain = Bench(other, its_worker, its_steps, vocabulary, arguments.scale)
                 show(loaded(bench, plain, arguments.batches))
-    if name in arguments.natural:
+    if name in arguments.natural and time.perf_counter() < arguments.end:
         with engine(arguments, shape, folder, **draft) as (llm, worker, steps):
             bench = Bench(llm, worker, steps, vocabulary, arguments.scale)
             show(natural(bench, name, arguments.batches))

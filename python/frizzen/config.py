@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from os import PathLike, fspath
 from typing import Any
 
 from frizzen.errors import ConfigError
@@ -142,6 +143,8 @@ class EngineConfig:
         _check_choice("draft_sample_method", self.draft_sample_method, DRAFT_SAMPLE_METHODS)
         _check_choice("rejection_sample_method", self.rejection_sample_method, REJECTION_SAMPLE_METHODS)
         if self.speculation not in ("off", "auto"):
+            if isinstance(self.speculation, str):
+                raise ConfigError(f"speculation must be off, auto or a number, got {self.speculation!r}")
             _check_integer("speculation", self.speculation, 1)
         _check_acceptance(self.spec_synthetic_acceptance)
         _check_integer("max_drafts", self.max_drafts, 0)
@@ -159,7 +162,7 @@ class EngineConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> EngineConfig:
-        """The configuration with these fields, the others at their defaults."""
+        """The configuration with these fields, the others at their defaults; a path is its text."""
         names = [field.name for field in fields(cls)]
         for name in values:
             if name not in names:
@@ -168,7 +171,8 @@ class EngineConfig:
                 raise ConfigError(f"the engine has no option {name!r}{hint}")
         if "model" not in values:
             raise ConfigError("model must be given")
-        return cls(**values)
+        texts = {name: fspath(value) for name, value in values.items() if isinstance(value, PathLike)}
+        return cls(**{**values, **texts})
 
     def to_json(self) -> str:
         """The configuration as a JSON object, every field present."""

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from operator import mul
+from os import PathLike
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -57,7 +58,7 @@ class LLM:
         LoadError: the model cannot be loaded.
     """
 
-    def __init__(self, model: str, **options: Any) -> None:
+    def __init__(self, model: str | PathLike[str], **options: Any) -> None:
         # The extension and torch are loaded here and not with the module: importing frizzen stays cheap.
         from frizzen._core import Engine
 

@@ -187,7 +187,7 @@ def test_messages_that_are_no_list_are_refused(llm: LLM, messages: Any) -> None:
         llm.chat(messages)
 
 
-def test_another_thread_is_told_that_the_llm_is_not_its_own(llm: LLM) -> None:
+def test_another_thread_is_told_that_the_llm_is_not_its_own_pounce_477(llm: LLM) -> None:
     with ThreadPoolExecutor(1) as other:
         for use in (lambda: llm.generate("a"), llm.close):
             with pytest.raises(RuntimeError, match="belongs to the thread that made it"):

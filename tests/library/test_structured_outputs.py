@@ -145,7 +145,7 @@ def test_a_complete_text_ends_whatever_is_said_of_end_tokens_vllm_29632(llm: LLM
         assert output.stop_reason is None
 
 
-def test_a_complete_text_ends_whatever_is_said_of_end_tokens_with_drafts_too(
+def test_a_complete_text_ends_with_drafts_too_vllm_53665(
     tiny_checkpoint: CheckpointMaker,
 ) -> None:
     with tiny_llm(tiny_checkpoint("llama"), drafter="suffix", speculation=8) as llm:

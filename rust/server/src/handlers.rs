@@ -323,5 +323,7 @@ fn detokenize_now(state: &AppState, body: &[u8]) -> Result<Value, ApiError> {
         .token_ids("tokens", info.vocab_size)?
         .ok_or_else(|| ApiError::invalid("tokens", "tokens must be a list of token ids"))?;
     state.note(&fields.finish());
-    Ok(json!({"prompt": model.tokenizer.decode(&tokens, false)}))
+    let text = model.tokenizer.decode(&tokens, false);
+    // vLLM's name, and SGLang's.
+    Ok(json!({"prompt": text, "text": text}))
 }

@@ -153,9 +153,10 @@ impl Job<'_> {
         let served = self.state.check_model(common.model.as_deref())?;
         self.state.check_samples("n", common.n as usize)?;
         let kind = PromptKind {
-            field: "messages",
+            field: if request.prompt_ids.is_some() { "prompt_token_ids" } else { "messages" },
             echo: false,
             continues_text: conversation.continue_final_message,
+            streams_scores: false,
         };
         let plan = Plan::new(common, limits.params, kind)?;
         let text = self.model.render(conversation)?;
@@ -170,8 +171,11 @@ impl Job<'_> {
         let readers = self.readers(request, &reading, shape);
         let start = reading.setup.start;
         let plan = plan.reading(reading);
-        let tokens: Arc<[TokenId]> =
-            plan.tokenise(&text, common.add_special.unwrap_or(false), self.model)?.into();
+        let tokens: Arc<[TokenId]> = match &request.prompt_ids {
+            Some(ids) => plan.truncate(ids.clone()),
+            None => plan.tokenise(&text, common.add_special.unwrap_or(false), self.model)?,
+        }
+        .into();
         let grammar = self.state.grammar(wanted.as_ref())?;
         let constraint = Enforced::after_reasoning(
             grammar.as_ref(),
@@ -272,8 +276,12 @@ impl Job<'_> {
             Form::Native { .. } => "sampling_params",
         };
         self.state.check_samples(field, prompts.len() * common.n as usize)?;
-        let plan =
-            Plan::new(&common, limits.params, PromptKind { field: "prompt", echo, continues_text: true })?;
+        let streams_scores = matches!(form, Form::Native { .. });
+        let plan = Plan::new(
+            &common,
+            limits.params,
+            PromptKind { field: "prompt", echo, continues_text: true, streams_scores },
+        )?;
         let prompts = prompts.into_iter().map(|prompt| self.token_prompt(prompt, &common, &plan, echo));
         let prompts = prompts.collect::<Result<Vec<_>, _>>()?;
         let grammar = self.state.grammar(common.grammar.as_ref())?;

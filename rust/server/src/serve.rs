@@ -15,7 +15,6 @@ use axum::http::HeaderValue;
 use frizzen_core::Error;
 use frizzen_engine::Health;
 use frizzen_engine::watchdog::Watchdog;
-use tokio::net::TcpListener;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
@@ -44,7 +43,7 @@ const MAX_WORKER_THREADS: usize = 4;
 const PROCESSORS_PER_WORKER: usize = 4;
 const WORKER_THREADS_VARIABLE: &str = "TOKIO_WORKER_THREADS";
 
-pub use crate::connections::bind;
+pub use crate::connections::{Listener, bind};
 
 /// How a server ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -131,10 +130,11 @@ fn cors(http: &HttpArgs) -> Option<CorsLayer> {
 /// Serves until asked to stop or until the engine fails. The listener is bound by the caller, so that `/health` can
 /// say what is being loaded from the first moment on.
 pub async fn serve(
-    listener: TcpListener,
+    listener: impl Into<Listener>,
     state: SharedState,
     mut requests: ShutdownRequests,
 ) -> io::Result<Outcome> {
+    let listener = listener.into();
     let (stop, stopped) = oneshot::channel::<()>();
     let (ended, closed) = oneshot::channel::<()>();
     let (flush, flushing) = oneshot::channel::<()>();
@@ -149,7 +149,7 @@ pub async fn serve(
             // A dropped sender means the same as a message.
             let _ = stopped.await;
         };
-        connections::serve(listener, router(&state), state.http.header_timeout, stopping).await;
+        connections::serve(listener, router(&state), &state.http, stopping).await;
         drop(ended);
     });
     let mut control = pin!(async {

@@ -39,7 +39,7 @@ struct Kept {
 #[derive(Clone, Debug)]
 struct Entry {
     response: Bytes,
-    /// The conversation up to and with this response, without instructions.
+    /// The conversation up to and with this response, as far as it was made, without instructions.
     messages: Bytes,
     /// The items of its request.
     input: Bytes,
@@ -242,15 +242,22 @@ impl ResponseStore {
             return Err(ApiError::new(StatusCode::BAD_REQUEST, message));
         }
         // OpenAI has no event of its own for this end; without a last one, a client would try to resume.
-        let ended = self.end(id, "cancelled", &Value::Null, Some("response.incomplete"));
-        Ok(ended.unwrap_or(entry.response))
+        let ended = entry
+            .work
+            .and_then(|work| self.end(id, &work, ("cancelled", &Value::Null), Some("response.incomplete")));
+        ended.map_or_else(|| self.response(id), Ok)
     }
 
     /// The response object of one that was still being made and has now ended like this; its events end with `last`.
-    fn end(&self, id: &str, status: &str, error: &Value, last: Option<&str>) -> Option<Bytes> {
+    fn end(
+        &self,
+        id: &str,
+        work: &Arc<Work>,
+        (status, error): (&str, &Value),
+        last: Option<&str>,
+    ) -> Option<Bytes> {
         let mut kept = self.kept();
-        let entry = kept.entries.get(id).filter(|entry| entry.running)?;
-        let work = entry.work.clone()?;
+        let entry = kept.entries.get(id).filter(|entry| entry.running && entry.is_of(work))?;
         let ended = entry.ended(status, error);
         let response = ended.response.clone();
         kept.replace(id, ended);
@@ -296,7 +303,7 @@ impl Keep {
     /// # Errors
     /// There is no room for it.
     pub fn begin(&self, response: &Value) -> Result<(), ApiError> {
-        let entry = Entry { running: true, ..self.entry(response, &[]) };
+        let entry = Entry { running: true, ..self.entry(response, &self.messages) };
         let size = entry.size();
         if self.store.insert(id_of(response), entry) {
             return Ok(());
@@ -323,7 +330,9 @@ impl Keep {
 
     /// Stores that one that is made in the background has failed.
     pub fn fail(&self, response: &Value, error: &Value) {
-        self.store.end(id_of(response), "failed", error, None);
+        if let Some(work) = &self.work {
+            self.store.end(id_of(response), work, ("failed", error), None);
+        }
     }
 
     fn entry(&self, response: &Value, messages: &[Value]) -> Entry {
@@ -412,7 +421,7 @@ mod tests {
     fn keep(store: &Arc<ResponseStore>, streamed: bool) -> (Keep, Arc<Work>) {
         let work = Arc::new(Work::new(streamed));
         let store = Arc::clone(store);
-        (Keep { store, messages: Vec::new(), input: Vec::new(), work: Some(Arc::clone(&work)) }, work)
+        (Keep { store, messages: vec![json!("m")], input: Vec::new(), work: Some(Arc::clone(&work)) }, work)
     }
 
     fn status(text: &Bytes) -> String {
@@ -426,6 +435,7 @@ mod tests {
         keep.begin(&in_progress("a")).unwrap();
         assert!(store.conversation("a").unwrap_err().message.contains("still being made"));
         assert_eq!(status(&store.cancel("a").unwrap()), "cancelled");
+        assert_eq!(store.conversation("a").unwrap(), [json!("m")], "what was asked, without an answer");
         let completed = json!({"id": "a", "status": "completed", "error": null});
         keep.clone().save(&completed, &[]);
         assert_eq!(status(&store.response("a").unwrap()), "cancelled");

@@ -3,6 +3,9 @@
 mod common;
 
 use common::{Server, letters, read_answer, script};
+use frizzen_engine::WorkerInfo;
+use frizzen_engine::mock::{Content, MockWorker};
+use frizzen_server::mock;
 use serde_json::{Value, json};
 
 #[test]
@@ -62,6 +65,19 @@ fn every_event_repeats_what_is_known_so_far() {
     let indexes: std::collections::BTreeSet<u64> =
         batch.iter().map(|event| event["index"].as_u64().unwrap()).collect();
     assert_eq!(indexes.into_iter().collect::<Vec<_>>(), [0, 1]);
+}
+
+#[test]
+fn a_stream_has_the_logprobs_of_every_chunk_of_its_prompt_sglang_2403() {
+    let chunked = WorkerInfo { max_num_batched_tokens: 8, ..mock::info() };
+    let server = Server::start(MockWorker::new(chunked).saying(Content::Alphabet([u32::from(b'a')].into())));
+    let body = json!({"text": "a prompt of several chunks", "sampling_params": {"max_new_tokens": 3},
+        "return_logprob": true, "logprob_start_len": 0});
+    let whole = server.client().post("/generate", &body).ok()["meta_info"]["input_token_logprobs"].clone();
+    assert_eq!(whole.as_array().unwrap().len(), 26);
+    for event in server.client().post("/generate", &common::streamed(&body)).events() {
+        assert_eq!(event["meta_info"]["input_token_logprobs"], whole);
+    }
 }
 
 #[test]
@@ -187,4 +203,47 @@ fn browsers_are_told_what_they_may_do() {
     assert_eq!(answer.header("access-control-allow-credentials"), Some("true"));
     let stranger = server.client().header("origin", "https://b.example").get("/health");
     assert_eq!(stranger.header("access-control-allow-origin"), None);
+}
+
+#[test]
+fn the_load_of_each_engine_has_sglangs_names() {
+    let server = Server::start(letters());
+    let loads = server.client().get("/get_load").ok();
+    assert_eq!(
+        loads,
+        json!([{"dp_rank": 0, "num_reqs": 0, "num_waiting_reqs": 0, "num_tokens": 0, "num_pages": 0}])
+    );
+    let all = server.client().get("/v1/loads").ok();
+    assert_eq!((&all["dp_rank_count"], &all["aggregate"]["total_reqs"]), (&json!(1), &json!(0)));
+    let load = server.state.engine.load();
+    let block = server.state.engine.info().map_or(0, |info| u64::from(info.block_size));
+    assert_eq!(all["loads"][0]["max_total_num_tokens"], load.total_blocks * block);
+    for path in ["/weight_version", "/get_weight_version"] {
+        assert_eq!(server.client().get(path).ok()["weight_version"], "default");
+    }
+}
+
+#[test]
+fn one_parser_alone_reads_a_text_as_sglangs_routes_do() {
+    let server = Server::start(script("hi"));
+    let client = server.client();
+    let call = "Look: <tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 1}}</tool_call>";
+    let tools = json!([{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]);
+    let body = json!({"text": call, "tools": tools, "tool_call_parser": "hermes"});
+    let parsed = client.post("/parse_function_call", &body).ok();
+    let calls = json!([{"tool_index": 0, "name": "f", "parameters": "{\"a\": 1}"}]);
+    assert_eq!(parsed, json!({"normal_text": "Look:", "calls": calls}));
+    let body = json!({"text": "<think>hm</think>yes", "reasoning_parser": "qwen3"});
+    let parsed = client.post("/separate_reasoning", &body).ok();
+    assert_eq!(parsed, json!({"reasoning_text": "hm", "text": "yes"}));
+    for (path, body, param) in [
+        ("/parse_function_call", json!({"text": "x", "tool_call_parser": "nobody"}), "tool_call_parser"),
+        ("/parse_function_call", json!({"tool_call_parser": "hermes"}), "text"),
+        ("/separate_reasoning", json!({"text": "x", "reasoning_parser": "nobody"}), "reasoning_parser"),
+    ] {
+        let (status, _, found) = client.post(path, &body).error();
+        assert_eq!((status, found.as_deref()), (400, Some(param)), "{path}");
+    }
+    let ids = client.post("/v1/tokenize", &json!({"prompt": "ab"})).ok()["tokens"].clone();
+    assert_eq!(client.post("/v1/detokenize", &json!({"tokens": ids})).ok()["text"], "ab");
 }

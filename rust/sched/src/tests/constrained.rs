@@ -177,10 +177,21 @@ fn a_dead_end_that_only_drafts_reach_ends_nothing() {
     assert_eq!(drafted.accept(&[A], false), (1, None), "the row of the dead end is not reached");
     let mut reached = dead_end();
     rows(&mut reached, &[A as i32, C as i32]);
+    assert_eq!(reached.accept(&[], false), (0, None), "with overlap, a chunk of the prompt comes in between");
     let (kept, reason) = reached.accept(&[A, C, B], false);
     assert_eq!(kept, 2);
     let Some(FinishReason::Error(error)) = reason else { panic!("{reason:?}") };
     assert!(error.to_string().contains("bad_words"), "{error}");
+}
+
+#[test]
+fn a_dead_end_of_a_step_that_did_not_happen_is_forgotten_vllm_31955() {
+    let texts = OneOf([vec![A, B, B], vec![A, C, A]].into());
+    let mut preempted = Constrained::new(&texts, BannedSequences::new([&[C, A][..]]));
+    rows(&mut preempted, &[A as i32, C as i32]);
+    rows(&mut preempted, &[A as i32, B as i32]);
+    let done = Some(FinishReason::Stop(StopReason::Complete));
+    assert_eq!(preempted.accept(&[A, B, B], false), (3, done));
 }
 
 #[test]

@@ -206,13 +206,14 @@ mod tests {
 
     /// Bytes in any order, in tokens of any size.
     #[test]
-    fn offsets_are_places_in_the_text_even_if_it_is_not_utf8() {
+    fn offsets_are_places_in_the_text_even_if_it_is_not_utf8_llama_cpp_python_1037() {
         let mut state = 7u32;
         let mut random = |n: u32| {
             state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
             (state >> 8) % n
         };
-        let bytes = [b'a', 0x80, 0xA7, 0xC3, 0xE2, 0x82, 0xAC, 0xED, 0xA0, 0xF0, 0x9F, 0x98, 0xF4, 0x90, 0xFF];
+        let bytes =
+            [b'a', 0x80, 0xA7, 0xC3, 0xE2, 0x82, 0xAC, 0xED, 0xA0, 0xF0, 0x9F, 0x98, 0xF4, 0x90, 0xFF];
         for _ in 0..20_000 {
             let (mut offsets, mut all) = (Offsets::default(), Vec::new());
             for _ in 0..=random(6) {

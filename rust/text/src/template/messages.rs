@@ -137,9 +137,12 @@ fn format_content(i: usize, content: &mut Value, format: ContentFormat) -> Resul
                     Error::invalid("messages", format!("messages[{i}].content[{j}] {reason}"))
                 })?);
             }
-            if format == ContentFormat::Strings {
-                *content = texts.join("\n").into();
-            }
+            *content = match format {
+                ContentFormat::Strings => texts.join("\n").into(),
+                ContentFormat::Parts | ContentFormat::Both => {
+                    parts.iter().zip(texts).map(|(part, text)| text_part(part, text)).collect()
+                }
+            };
             Ok(())
         }
         other => {
@@ -151,10 +154,21 @@ fn format_content(i: usize, content: &mut Value, format: ContentFormat) -> Resul
 fn text_of(part: &Value) -> std::result::Result<&str, String> {
     match (part, part["type"].as_str()) {
         (Value::String(text), _) => Ok(text),
-        (_, Some("text")) => part["text"].as_str().ok_or_else(|| "has no string in \"text\"".to_owned()),
+        // The names of text in `/v1/responses`, with which clients send an answer back.
+        (_, Some("text" | "input_text" | "output_text")) => {
+            part["text"].as_str().ok_or_else(|| "has no string in \"text\"".to_owned())
+        }
+        (_, Some("refusal")) => {
+            part["refusal"].as_str().ok_or_else(|| "has no string in \"refusal\"".to_owned())
+        }
         (_, Some(other)) => Err(format!("has the type {other:?}; this model takes only \"text\"")),
         (_, None) => Err("must be an object with a \"type\"".to_owned()),
     }
+}
+
+/// The part under the name that templates know, with what else it says if it had that name.
+fn text_part(part: &Value, text: &str) -> Value {
+    if part["type"] == "text" { part.clone() } else { json!({"type": "text", "text": text}) }
 }
 
 /// Gives a message's reasoning the standard name, and the name that a family's templates read.
