@@ -20,7 +20,7 @@ from frizzen.quantize.mxfp4 import Mxfp4Weight
 __all__ = ["BIAS_OF_FACTORS", "LARGEST_SCALE", "factors", "padding_bytes", "rearrange", "unpack"]
 
 LARGEST_SCALE = 128
-"""Of a block, as it is stored: twice 1. With it, the factor of the numbers is the largest power of two."""
+"""As it is stored: it stands for 2. Its factor is the largest power of two that bfloat16 has."""
 
 BIAS_OF_FACTORS = tl.constexpr(126)
 """Added to stored scales, gives the exponents, in bfloat16, of the factors of numbers as they stand there."""
