@@ -37,7 +37,7 @@ _SPLIT_MOST = 4096
 """Most keys of a split of a row with few tokens, which must not keep one program busy when all others end."""
 _MAX_SPLITS = 64
 _MAX_TILED_SPLITS = 32
-"""Most where a row has several tiles; only the shortest such rows would get more, in a variant of their own."""
+"""Most where a row has several tiles; only the shortest would get more, in a variant of their own."""
 _EARLY_TOKENS = 16
 """Most tokens whose attention lets the next kernel start at once: the product behind it holds its weight."""
 _ONE_WARPS = 8
