@@ -9,12 +9,13 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benches.gpu.shape import MoeShape
 from frizzen import LLM, SamplingParams
-from frizzen.worker import launch
-from frizzen.worker.worker import Worker
+
+if TYPE_CHECKING:
+    from frizzen.worker.worker import Worker
 
 __all__ = ["Steps", "greedy", "observed", "prompt", "write_config"]
 
@@ -91,12 +92,15 @@ def observed(
 
     ``watch`` gets the worker before the engine has bound its methods.
     """
+    # With torch, which the measurement of a start is the first to import.
+    from frizzen.worker import launch
+
     workers: list[Worker] = []
     steps = Steps()
     original = launch.build
 
-    def build(config_json: str) -> Worker:
-        worker = original(config_json)
+    def build(*begun: Any) -> Worker:
+        worker = original(*begun)
         collect = worker.collect
         counts: dict[int, Any] = {}
 
@@ -119,10 +123,13 @@ def observed(
         workers.append(worker)
         return worker
 
-    launch.build = build
+    launch.build = build  # type: ignore[assignment]
     try:
         usual = {"load_format": "dummy", "enable_prefix_caching": False}
         with LLM(str(model), **(usual | options)) as llm:
             yield llm, workers[0], steps
     finally:
         launch.build = original
+        # The timed method refers to its worker, whose memory the next engine wants.
+        for worker in workers:
+            del worker.collect

@@ -133,7 +133,7 @@ class Worker:
                 self._model.logits, self._batch, self._graphs, self._drafting, self._acceptance
             )
             self._tails.warm_up()
-        if self._drafting is not None:
+        elif self._drafting is not None:
             nothing = torch.zeros(1, 1, dtype=torch.int64, device=self._device)
             write_proposed(Proposed(nothing), nothing[0], first.device)
         # The engine is not ready yet.
