@@ -108,6 +108,23 @@ def test_what_a_kernel_launches_compiles_for_an_h200(
 LATENT: dict[str, ShapeValue] = {"nope_dim": 24, "rope_dim": 8, "value_dim": 40, "latent_dim": 48}
 
 
+def run_every_variant(run: Callable[[list[int], int], None], rows: int, compiled: list[Any]) -> None:
+    """Runs the warm-up's steps, then others of up to ``rows`` rows: these bring nothing new."""
+    lattice = Lattice.of(max_rows=rows, max_drafts=3, max_context=8448, max_tokens=8192)
+    for queries, context in shapes_of(lattice):
+        run(list(queries), context)
+    met = {variant.hash for variant in compiled}
+    random = Random(0)
+    for _ in range(60):
+        batch = random.randint(1, rows)
+        single = random.randint(0, batch)
+        queries = [random.choice((2, 3, 5, 17, 60, 100, 130, 300, 900)) for _ in range(batch - single)]
+        while sum(queries) > 8000:
+            queries.pop()
+        run([1] * single + queries or [1], random.choice((300, 600, 3000, 8448)))
+    assert {variant.hash for variant in compiled} == met
+
+
 @pytest.mark.parametrize(("heads", "rows"), [(16, 8), (128, 8)])
 def test_no_step_needs_a_variant_of_latent_attention_that_the_warm_up_has_not_met(
     heads: int, rows: int, compiled: list[Any]
@@ -123,19 +140,27 @@ def test_no_step_needs_a_variant_of_latent_attention_that_the_warm_up_has_not_me
         _, step = step_of(queries, context, 8448 // 16, torch.device("cpu"), 16)
         attend(torch.zeros(step.num_tokens, heads * 32, dtype=torch.bfloat16), kernel.begin(step))
 
-    lattice = Lattice.of(max_rows=rows, max_drafts=3, max_context=8448, max_tokens=8192)
-    for queries, context in shapes_of(lattice):
-        run(list(queries), context)
-    met = {variant.hash for variant in compiled}
-    random = Random(0)
-    for _ in range(60):
-        batch = random.randint(1, rows)
-        single = random.randint(0, batch)
-        queries = [random.choice((2, 3, 5, 17, 60, 100, 130, 300, 900)) for _ in range(batch - single)]
-        while sum(queries) > 8000:
-            queries.pop()
-        run([1] * single + queries or [1], random.choice((300, 600, 3000, 8448)))
-    assert {variant.hash for variant in compiled} == met
+    run_every_variant(run, rows, compiled)
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "rows", "dtype"),
+    [(32, 4, 8, torch.float32), (32, 4, 8, torch.bfloat16), (32, 4, 300, torch.bfloat16)],
+)
+def test_no_step_needs_a_variant_of_paged_attention_that_the_warm_up_has_not_met(
+    heads: int, kv_heads: int, rows: int, dtype: torch.dtype, compiled: list[Any]
+) -> None:
+    from frizzen.kernels.triton.paged_attention import PagedAttention
+
+    shape = {"heads": heads, "kv_heads": kv_heads, "head_dim": 64, "scale": 0.1, "window": 0, "block_size": 16}
+    kernel = PagedAttention.build(Facts.of(H200, dtype, shape))
+    attend = kernel.prepare(kernel.allocate(2, torch.device("cpu")))
+
+    def run(queries: list[int], context: int) -> None:
+        _, step = step_of(queries, context, 8448 // 16, torch.device("cpu"), 16)
+        attend(torch.zeros(step.num_tokens, (heads + 2 * kv_heads) * 64, dtype=dtype), kernel.begin(step))
+
+    run_every_variant(run, rows, compiled)
 
 
 @pytest.mark.parametrize("drafts", [0, 3])
