@@ -313,6 +313,23 @@ class SkinnyLinear:
 
         return linear
 
+    def prepare_added(
+        self, weight: Tensor, bias: Tensor | None
+    ) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]]:
+        """This product and the addition to the residual stream, together for many tokens.
+
+        Returns ``(x [T, K], residual [T, out])`` to two tensors whose sum is the new stream, or to the stream
+        and None. The residual may be changed.
+        """
+        linear = self.prepare(weight, bias)
+
+        def added(x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor | None]:
+            if len(x) <= FEW or bias is not None:
+                return linear(x), residual
+            return residual.addmm_(x, weight.T), None
+
+        return added
+
     def prepare_normed(
         self, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None
     ) -> Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]]:
