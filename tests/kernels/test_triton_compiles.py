@@ -6,6 +6,7 @@ The interpreter, which runs them elsewhere, knows neither types of branches nor 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from random import Random
@@ -18,8 +19,13 @@ from torch.overrides import TorchFunctionMode
 from frizzen.kernels.facts import Facts, Machine, ShapeValue
 from frizzen.kernels.plan import Candidate, Op, default_registry
 from frizzen.kernels.problems import OPS, SHAPES, Inputs, runs
-from frizzen.worker.lattice import Lattice
-from frizzen.worker.warmup import shapes_of, step_of
+from frizzen.worker import tail
+from frizzen.worker.arena import Arena
+from frizzen.worker.buffers import StepBuffers
+from frizzen.worker.lattice import Lattice, Shape
+from frizzen.worker.rows import PersistentBatch
+from frizzen.worker.warmup import compile_ends, shapes_of, step_of
+from tests.worker.arena_layout import layout
 
 pytestmark = [
     pytest.mark.slow,
@@ -129,4 +135,30 @@ def test_no_step_needs_a_variant_of_latent_attention_that_the_warm_up_has_not_me
         while sum(queries) > 8000:
             queries.pop()
         run([1] * single + queries or [1], random.choice((300, 600, 3000, 8448)))
+    assert {variant.hash for variant in compiled} == met
+
+
+@pytest.mark.parametrize("drafts", [0, 3])
+def test_what_stands_around_a_step_has_the_same_kernels_whatever_the_sizes(
+    drafts: int, compiled: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All but the drafts of a row: so they are compiled before the sizes' memory is allocated."""
+    from frizzen.kernels.triton import steps
+
+    allocate = StepBuffers.allocate.__func__  # type: ignore[attr-defined]
+    fused = classmethod(lambda cls, *at: replace(allocate(cls, *at), fill_by=steps.fill_step))
+    monkeypatch.setattr(StepBuffers, "allocate", fused)
+    monkeypatch.setattr(tail, "_end_rows_on", lambda _: steps.end_rows)
+    monkeypatch.setattr(tail, "largest", steps.largest)
+    cpu, width = torch.device("cpu"), 1 + drafts
+    compile_ends(layout(max_rows=1, max_tokens=width, max_drafts=drafts, vocab_size=1), None, cpu)
+    met = {variant.hash for variant in compiled}
+    assert len(met) == 4
+    batch = PersistentBatch(max_rows=24, max_blocks=70, max_model_len=1100, vocab_size=97, device=cpu)
+    arena = Arena(layout(max_rows=24, max_tokens=777, max_drafts=drafts), cpu, mirrored=True)
+    buffers, shape = StepBuffers.allocate(arena.device, batch), Shape(24, width, 512)
+    buffers.fill(shape)
+    maximum, tokens = steps.largest(torch.zeros(shape.tokens, 97))
+    ids = buffers.ids[: shape.tokens]
+    steps.end_rows(tail.Greedy(shape, buffers.plan, batch, ids, maximum, tokens, None))
     assert {variant.hash for variant in compiled} == met
