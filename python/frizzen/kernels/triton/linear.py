@@ -215,6 +215,8 @@ _HELD = 256
 """Columns of a tile that a program holds before its inputs are there."""
 _WHOLE = 4096
 """Longest row of a weight that a program takes in one step."""
+_ADDED = 1024
+"""Fewest tokens whose product adds the residual; what that does to steps of fewer was not measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,7 +326,7 @@ class SkinnyLinear:
         linear = self.prepare(weight, bias)
 
         def added(x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor | None]:
-            if len(x) <= FEW or bias is not None:
+            if len(x) < _ADDED or bias is not None:
                 return linear(x), residual
             return residual.addmm_(x, weight.T), None
 
