@@ -28,6 +28,7 @@ from frizzen.kernels.ops import (
     NORM_RMS,
     ROPE,
     KVCache,
+    LinearKernel,
     PagedAttentionKernel,
 )
 from frizzen.kernels.plan import Plan, PlanBuilder, default_registry
@@ -53,7 +54,9 @@ Map = Callable[[Tensor], Tensor]
 Norm = Callable[[Tensor, Tensor | None], Tensor]
 NormedMap = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]]
 """The norm of ``x`` plus the residual, mapped; and the updated residual."""
-NormedRoute = Callable[[Tensor, Tensor, None], tuple[Tensor, Tensor, Tensor]]
+AddedMap = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]]
+"""``x`` mapped and the residual, or their sum and None."""
+NormedRoute = Callable[[Tensor, Tensor | None, None], tuple[Tensor, Tensor, Tensor]]
 """The norm of ``x`` plus the residual, weights, ids; the residual is updated in place."""
 
 
@@ -61,7 +64,7 @@ NormedRoute = Callable[[Tensor, Tensor, None], tuple[Tensor, Tensor, Tensor]]
 class _Layer:
     qkv: NormedMap
     attend: Callable[[Tensor, Tensor, Tensor, Tensor, Any], Tensor]
-    out: Map
+    out: AddedMap
     route: NormedRoute
     experts: Experts
 
@@ -113,7 +116,9 @@ class Model:
         for layer in self.layers:
             qkv, residual = layer.qkv(x, residual)
             attended = layer.attend(qkv, cos, sin, step.slots, state)
-            normed, weights, chosen = layer.route(layer.out(attended), residual, None)
+            x, rest = layer.out(attended, residual)
+            residual = x if rest is None else rest
+            normed, weights, chosen = layer.route(x, rest, None)
             x = layer.experts(normed, weights, chosen)
         hidden = self._norm(x, residual)
         if len(last) < len(ids):
@@ -140,7 +145,7 @@ class Model:
         return _Layer(
             self._make_qkv(index),
             self._make_attend(index, cache, heads),
-            self._make_linear("attention_out", index, shape.heads * shape.head_dim, shape.hidden),
+            self._make_added_linear("attention_out", index, shape.heads * shape.head_dim, shape.hidden),
             self._make_route(index),
             self._make_experts(index),
         )
@@ -173,6 +178,18 @@ class Model:
         norm, linear = self._make_norm("input_norm", layer, gain), kernel.prepare(weight, None)
         return lambda x, residual: (linear(norm(x, residual)), x if residual is None else residual)
 
+    def _make_added_linear(self, site: str, layer: int, size_in: int, size_out: int) -> AddedMap:
+        if self.fp8 or not self._fused:
+            product = self._make_linear(site, layer, size_in, size_out)
+            return lambda x, residual: (product(x), residual)
+        kernel: Any = self._linear_kernel(site, layer, size_in, size_out)
+        weight = _random(size_out, size_in)
+        if hasattr(kernel, "prepare_added"):
+            added: AddedMap = kernel.prepare_added(weight, None)
+            return added
+        linear = kernel.prepare(weight, None)
+        return lambda x, residual: (linear(x), residual)
+
     def _make_linear(self, site: str, layer: int, size_in: int, size_out: int) -> Map:
         if self.fp8:
             quantised = self._builder.resolve(
@@ -187,7 +204,10 @@ class Model:
                 block_columns=128,
             )
             return quantised.prepare(random_fp8(size_out, size_in), None)
-        kernel = self._builder.resolve(
+        return self._linear_kernel(site, layer, size_in, size_out).prepare(_random(size_out, size_in), None)
+
+    def _linear_kernel(self, site: str, layer: int, size_in: int, size_out: int) -> LinearKernel:
+        return self._builder.resolve(
             LINEAR,
             torch.bfloat16,
             site=site,
@@ -196,7 +216,6 @@ class Model:
             out_features=size_out,
             bias=False,
         )
-        return kernel.prepare(_random(size_out, size_in), None)
 
     def _make_attend(
         self, layer: int, cache: KVCache, heads: dict[str, int]
@@ -252,7 +271,7 @@ class Model:
             return fused
         norm, route = self._make_norm("mlp_norm", layer, gain), kernel.prepare(weight, None, None)
 
-        def normed_route(x: Tensor, residual: Tensor, valid: None) -> tuple[Tensor, Tensor, Tensor]:
+        def normed_route(x: Tensor, residual: Tensor | None, valid: None) -> tuple[Tensor, Tensor, Tensor]:
             normed = norm(x, residual)
             return (normed, *route(normed, valid))
 

@@ -53,7 +53,7 @@ def attention(head_dim: int) -> None:
 
     tile = Tile(16, 32, 2, 2)
     paged = PagedAttention(8, 2, head_dim, 0.1, 0, 16, 0.0, HALF, HALF, Target(True, 132), lambda *_: tile)
-    kernel = LongRows(paged)
+    kernel = LongRows(paged, torch.zeros(1, dtype=torch.int32))
     numbers = torch.zeros(4, dtype=torch.int32)
     step = StepContext(numbers, numbers, numbers, numbers, numbers.view(2, 2), 2, 1, 301, 300, 300)
     attend = kernel.prepare(kernel.allocate(8, torch.device("cpu")), torch.zeros(8, dtype=HALF))

@@ -1,4 +1,7 @@
-"""Norms that the next kernel does on the way: as by themselves, and only where the plan names that norm."""
+"""Norms that the next kernel does on the way, and additions that the last one does: as by themselves.
+
+A norm is folded only where the plan names the kernel whose norm it is.
+"""
 
 from __future__ import annotations
 
@@ -47,15 +50,25 @@ class FoldingLinear(Folding):
 
         return normed
 
+    def prepare_added(self, *constants: torch.Tensor | None) -> Any:
+        linear = self.kernel.prepare(*constants)
+
+        def added(x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, None]:
+            self.used.append("added")
+            return residual.add_(linear(x)), None
+
+        return added
+
 
 class FoldingRouter(Folding):
     def prepare_normed(self, gain: torch.Tensor, eps: float, *constants: torch.Tensor | None) -> Any:
         norm, route = self._norm(gain, eps), self.kernel.prepare(*constants)
 
-        def normed(x: torch.Tensor, residual: torch.Tensor, valid: torch.Tensor | None) -> Any:
+        def normed(x: torch.Tensor, residual: torch.Tensor | None, valid: torch.Tensor | None) -> Any:
             self.used.append("router")
             y, total = norm(x, residual)
-            residual.copy_(total)
+            if residual is not None:
+                residual.copy_(total)
             return (y, *route(y, valid))
 
         return normed
@@ -81,16 +94,21 @@ def _place(op: str) -> int:
 
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_moe", "granite_moe", "deepseek_v3", "phi_moe"])
-def test_a_folded_norm_changes_no_logit(tiny_checkpoint: Any, family: str) -> None:
+def test_folded_norms_and_additions_change_no_logit(tiny_checkpoint: Any, family: str) -> None:
     path, used = tiny_checkpoint(family), list[str]()
     wanted = Driver(load(path)).prefill(Stream(prompts()[1]), 5)
     found = Driver(load(path, registry=registry(used, "reference"))).prefill(Stream(prompts()[1]), 5)
     torch.testing.assert_close(found, wanted, atol=2e-4, rtol=1e-4)
-    expected = {"qwen3": {"linear"}, "phi_moe": set()}.get(family, {"linear", "router"})
-    assert set(used) == expected, "a layer norm, which has a bias, is not folded"
+    expected = {
+        "qwen3": {"linear", "added"},
+        "phi_moe": {"added"},
+        "granite_moe": {"linear", "router"},
+        "deepseek_v3": {"linear", "router"},
+    }.get(family, {"linear", "router", "added"})
+    assert set(used) == expected, "layer norms, which have biases, and outputs that are scaled are not folded"
 
 
 def test_a_norm_of_another_kernel_is_not_folded(tiny_checkpoint: Any) -> None:
     used: list[str] = []
     Driver(load(tiny_checkpoint("qwen3_moe"), registry=registry(used, "native"))).prefill(Stream([1, 2, 3]))
-    assert used == []
+    assert set(used) == {"added"}

@@ -51,7 +51,10 @@ class Attention:
         )
         self._sinks = context.take("attention.sinks") if config.sinks else None
         out_gains = None if scales is None else scales.of_out()
-        self._out = context.linear("attention_out", "attention.out", bias=config.output_bias, gains=out_gains)
+        self._out, self._add_out = context.added_linear(
+            "attention_out", "attention.out", bias=config.output_bias, gains=out_gains
+        )
+        self._adds = config.residual_multiplier == 1
         self._device = context.device
         self._rope: Callable[[Tensor, Tensor, Tensor, Tensor], None] = _without_cache
         self._attend: Callable[[Tensor, Any], Tensor] = _without_cache
@@ -101,11 +104,12 @@ class Attention:
 
     def forward(
         self, x: Tensor, residual: Tensor | None, cos: Tensor, sin: Tensor, slots: Tensor, state: Any
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor | None]:
         """See ``decoder.AttentionLayer``."""
         qkv, residual = self._qkv(x, residual)
         self._bound(qkv)
-        return self._out(self._turn_and_attend(qkv, cos, sin, slots, state)), residual
+        attended = self._turn_and_attend(qkv, cos, sin, slots, state)
+        return self._add_out(attended, residual) if self._adds else (self._out(attended), residual)
 
     def _apart(self, qkv: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, state: Any) -> Tensor:
         """Rotation, then attention: two launches."""

@@ -31,13 +31,17 @@ if TYPE_CHECKING:
     # The loader builds models out of layers: at run time, layers know nothing of it.
     from frizzen.loading.checkpoint import Weights
 
-__all__ = ["BuildContext", "Gains", "Map", "Norm", "NormPlace", "Normed", "NormedMap", "Sight"]
+__all__ = ["AddedMap", "BuildContext", "Gains", "Map", "Norm", "NormPlace", "Normed", "NormedMap", "Sight"]
 
 Map = Callable[[Tensor], Tensor]
 Norm = Callable[[Tensor, Tensor | None], Tensor]
 NormedMap = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]]
 """``(x [T, H], residual [T, H] | None)`` to what follows of the norm of their sum, and to that sum: the
 residual itself, a fresh tensor, or ``x`` if there was no residual."""
+
+AddedMap = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]]
+"""``(x [T, K], residual [T, H])`` to what follows and the residual, yet to be added up, or to their sum and
+None. The residual may be changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +151,16 @@ class BuildContext:
         kernel, constants = self._linear(LINEAR, site, names, bias, 1, gains)
         product: Map = kernel.prepare(*constants)
         return product
+
+    def added_linear(
+        self, site: str, *names: str, bias: bool, gains: Gains | None = None
+    ) -> tuple[Map, AddedMap]:
+        """:meth:`linear`, and the same with the addition to the residual stream, which the kernel may do."""
+        kernel, constants = self._linear(LINEAR, site, names, bias, 1, gains)
+        product: Map = kernel.prepare(*constants)
+        if hasattr(kernel, "prepare_added"):
+            return product, kernel.prepare_added(*constants)
+        return product, lambda x, residual: (product(x), residual)
 
     def linear_silu_mul(self, site: str, gate: str, up: str, *, bias: bool) -> Map:
         """``silu(gate(x)) * up(x)``."""

@@ -34,11 +34,12 @@ class AttentionLayer(Protocol):
 
     def forward(
         self, x: Tensor, residual: Tensor | None, cos: Tensor, sin: Tensor, slots: Tensor, state: Any
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor | None]:
         """``x [T, H]``, added to ``residual`` and normed, -> ``[T, H]``, a fresh tensor; and the residual.
 
-        The updated residual is the tensor that was given, a fresh one, or ``x`` if there was none. ``state``
-        is what the kernel made of the step.
+        The updated residual is the tensor that was given, a fresh one, or ``x`` if there was none; it is None
+        if the layer has added its output to it, and returns the sum. ``state`` is what the kernel made of the
+        step.
         """
 
 
@@ -48,8 +49,8 @@ class FeedForward(Protocol):
     def kernels(self) -> tuple[object, object, object] | None:
         """Norm, gated product, product back; None if the layer is not just these."""
 
-    def forward(self, x: Tensor, residual: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
-        """As the attention's; ``valid`` is the step's."""
+    def forward(self, x: Tensor, residual: Tensor | None, valid: Tensor | None) -> tuple[Tensor, Tensor]:
+        """As the attention's, but nothing is added up; ``valid`` is the step's."""
 
 
 class DecoderLayer:

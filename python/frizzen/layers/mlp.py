@@ -37,7 +37,7 @@ class Mlp:
             return None
         return self._gate_up.norm, self._gate_up.linear, self._down
 
-    def forward(self, x: Tensor, residual: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, residual: Tensor | None, valid: Tensor | None) -> tuple[Tensor, Tensor]:
         """See ``decoder.FeedForward``; padding is computed like every other token."""
         y, residual = self._gate_up(x, residual)
         return self._down(y), residual

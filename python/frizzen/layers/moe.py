@@ -165,18 +165,19 @@ class MoeLayer:
         """None: nothing runs such a layer in one call."""
         return None
 
-    def forward(self, x: Tensor, residual: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, residual: Tensor | None, valid: Tensor | None) -> tuple[Tensor, Tensor]:
         """See ``decoder.FeedForward``; padding goes to no expert."""
+        stream = x if residual is None else residual
         x, weights, ids = self.route(x, residual, valid)
         self._load.add(self._layer, ids)
         if self.shared is None:
-            return self._routed(x, weights, ids), residual
+            return self._routed(x, weights, ids), stream
         if len(x) > FEW_TOKENS:
-            return self._routed(x, weights, ids).add_(self.shared.forward(x)), residual
+            return self._routed(x, weights, ids).add_(self.shared.forward(x)), stream
         with self._streams.beside(SHARED_EXPERTS) as run:
             shared = run(partial(self.shared.forward, x))
             out = self._routed(x, weights, ids)
-        return out.add_(shared), residual
+        return out.add_(shared), stream
 
     def _routed(self, x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
         dispatched = self._exchange.dispatch(x, weights, ids)

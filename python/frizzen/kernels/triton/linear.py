@@ -215,6 +215,8 @@ _HELD = 256
 """Columns of a tile that a program holds before its inputs are there."""
 _WHOLE = 4096
 """Longest row of a weight that a program takes in one step."""
+_ADDED = 1024
+"""Fewest tokens whose product adds the residual; what that does to steps of fewer was not measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,6 +314,23 @@ class SkinnyLinear:
             return self.skinny.run(x, weight, bias, x.dtype)
 
         return linear
+
+    def prepare_added(
+        self, weight: Tensor, bias: Tensor | None
+    ) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]]:
+        """This product and the addition to the residual stream, together for many tokens.
+
+        Returns ``(x [T, K], residual [T, out])`` to two tensors whose sum is the new stream, or to the stream
+        and None. The residual may be changed.
+        """
+        linear = self.prepare(weight, bias)
+
+        def added(x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor | None]:
+            if len(x) < _ADDED or bias is not None:
+                return linear(x), residual
+            return residual.addmm_(x, weight.T), None
+
+        return added
 
     def prepare_normed(
         self, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None

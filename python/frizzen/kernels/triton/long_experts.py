@@ -1,9 +1,11 @@
 """Experts for many tokens on Hopper: two grouped products whose copies, sums and results overlap.
 
 Programs stay, one per multiprocessor, and take tile after tile: 128 places of one expert times two blocks of
-128 weight rows. Some warps copy the next operands while two groups of four warps multiply, 64 places each;
-a group that is done with a tile writes its results while the other still multiplies. A group whose places
-hold no pair multiplies nothing: an expert's part is padded to 64 places, as far as arithmetic goes.
+128 weight rows, which are one operand of 256. Tiles are drawn from a counter, because one whose second half
+holds no pair takes less time than others; what is computed does not depend on who draws it. Some warps copy
+the next operands while two groups of four warps multiply, 64 places each; a group that is done with a tile
+writes its results while the other still multiplies. A group whose places hold no pair multiplies nothing: an
+expert's part is padded to 64 places, as far as arithmetic goes.
 
 Of the first product, the two blocks are of gate and up; its rows are gathered from ``x``. Of the second, they
 are neighbours. Places and ``order`` are those of ``grouped``.
@@ -22,15 +24,16 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-__all__ = ["BLOCK", "COLUMNS", "PLACES", "down_long", "gate_up_long"]
+__all__ = ["BLOCK", "COLUMNS", "GROUP", "PLACES", "down_long", "gate_up_long"]
 
-PLACES: gl.constexpr = gl.constexpr(128)
-"""Places of a tile."""
 BLOCK: gl.constexpr = gl.constexpr(128)
 """Weight rows of a block; a tile has two."""
 COLUMNS: gl.constexpr = gl.constexpr(64)
 """Columns of a step."""
-_GROUP: gl.constexpr = gl.constexpr(64)
+PLACES: gl.constexpr = gl.constexpr(128)
+"""Places of a tile."""
+GROUP: gl.constexpr = gl.constexpr(64)
+"""Places of a group of warps; a tile has two."""
 _COPIERS: gl.constexpr = gl.constexpr(128)
 """Threads that gather."""
 _LOG2E: gl.constexpr = gl.constexpr(1.4426950408889634)
@@ -46,12 +49,14 @@ def _tile_of(program, blocks, tiles, BAND: gl.constexpr):
 
 
 @gluon.jit
-def _multiply(barriers, a_tiles, b_tiles, group, turn, steps, GATHERED: gl.constexpr, STAGES: gl.constexpr):
-    """The sums of ``steps`` steps, and of both blocks; ``turn`` counts the steps of all tiles."""
+def _multiply(
+    barriers, a_tiles, b_tiles, group, turn, steps,
+    GATHERED: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """The sums of ``steps`` steps ``[64, 256]``; ``turn`` counts the steps of all tiles."""
     ready, free = barriers
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK, 16])
-    left = gl.zeros([_GROUP, BLOCK], gl.float32, layout)
-    right = gl.zeros([_GROUP, BLOCK], gl.float32, layout)
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 2 * BLOCK, 16])
+    total = gl.zeros([GROUP, 2 * BLOCK], gl.float32, layout)
     for step in range(steps):
         stage = turn % STAGES
         mbarrier.wait(ready.index(stage), turn // STAGES & 1)
@@ -59,15 +64,47 @@ def _multiply(barriers, a_tiles, b_tiles, group, turn, steps, GATHERED: gl.const
             # The copies of single rows are no work of the engine that products read through.
             fence_async_shared()
         a = a_tiles.index(stage * 2 + group)
-        left = warpgroup_mma(a, b_tiles.index(stage * 2).permute((1, 0)), left, is_async=True)
-        right = warpgroup_mma(a, b_tiles.index(stage * 2 + 1).permute((1, 0)), right, is_async=True)
-        # All but this step's products are over.
-        left, right = warpgroup_mma_wait(2, deps=(left, right))
+        total = warpgroup_mma(a, b_tiles.index(stage).permute((1, 0)), total, is_async=True)
+        # All but this step's product are over.
+        total = warpgroup_mma_wait(1, deps=(total,))
         mbarrier.arrive(free.index((turn + STAGES - 1) % STAGES), count=1, pred=step > 0)
         turn += 1
-    left, right = warpgroup_mma_wait(0, deps=(left, right))
+    total = warpgroup_mma_wait(0, deps=(total,))
     mbarrier.arrive(free.index((turn + STAGES - 1) % STAGES), count=1)
-    return left, right, turn
+    return total, turn
+
+
+@gluon.jit
+def _halves(total):
+    """The left and the right columns; both stay in the registers where they are."""
+    height: gl.constexpr = total.shape[0]
+    width: gl.constexpr = total.shape[1] // 2
+    return gl.split(gl.permute(gl.reshape(total, [height, 2, width]), [0, 2, 1]))
+
+
+@gluon.jit
+def _draw(tickets, number, counter):
+    """The copying warps take the next tile of this program, and tell the groups."""
+    numbers, ready, free = tickets
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+    slot = number % 2
+    mbarrier.wait(free.index(slot), (number // 2 & 1) ^ 1)
+    program = gl.atomic_add(counter, 1, sem="relaxed") + gl.num_programs(0)
+    numbers.index(slot).store(gl.full([1], program, gl.int32, layout))
+    mbarrier.arrive(ready.index(slot), count=1)
+    return program
+
+
+@gluon.jit
+def _drawn(tickets, number):
+    """What :func:`_draw` took; both groups ask once."""
+    numbers, ready, free = tickets
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+    slot = number % 2
+    mbarrier.wait(ready.index(slot), number // 2 & 1)
+    program = gl.sum(numbers.index(slot).load(layout), 0)
+    mbarrier.arrive(free.index(slot), count=1)
+    return program
 
 
 @gluon.jit
@@ -87,70 +124,88 @@ def _holds_pairs(order, program, group, blocks, tiles, BAND: gl.constexpr):
     """Whether the group's first place of a program's tile has a pair; false past the last tile."""
     tile, _ = _tile_of(program, blocks, tiles, BAND)
     inside = program < tiles * blocks
-    return gl.load(order + tile * PLACES + group * _GROUP, mask=inside, other=-1) >= 0
+    return gl.load(order + tile * PLACES + group * GROUP, mask=inside, other=-1) >= 0
 
 
 @gluon.jit
-def _store(out, results, row, column, y):
-    """Writes ``y [64, 128]`` by the copy engine; the copy before must be over first."""
-    tma.store_wait(0)
+def _store(out, results, row, column, y, WAITING: gl.constexpr):
+    """Writes ``y`` by the copy engine, when all of its copies but the last ``WAITING`` are over."""
+    tma.store_wait(WAITING)
     results.store(y.to(out.dtype))
     fence_async_shared()
     tma.async_copy_shared_to_global(out, [row, column], results)
 
 
 @gluon.jit
+def _rows(x, order, x_stride, column, TOP: gl.constexpr):
+    """Where the rows of ``x`` of a group's places are, and which places have one."""
+    pair = gl.load(order)
+    return x + (pair // TOP).to(gl.int64)[:, None] * x_stride + column[None, :], (pair >= 0)[:, None]
+
+
+@gluon.jit
 def _gather(
-    barriers, a_tiles, b_tiles, x, w13, order, tile_experts, tiles, x_stride, I,
+    barriers, tickets, a_tiles, b_halves, x, w13, order, tile_experts, tiles, counter, x_stride, I,
     H: gl.constexpr, TOP: gl.constexpr, BAND: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Copies the operands of the first product: rows of ``x`` one by one, weights by the copy engine."""
     ready, free = barriers
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
     blocks = gl.cdiv(I, BLOCK)
-    place = gl.arange(0, PLACES, gl.SliceLayout(1, layout))
+    place = gl.arange(0, GROUP, gl.SliceLayout(1, layout))
     column = gl.arange(0, COLUMNS, gl.SliceLayout(0, layout))
     turn = 0
-    for program in range(gl.program_id(0), tiles * blocks, gl.num_programs(0)):
+    number = 0
+    program = gl.program_id(0)
+    while program < tiles * blocks:
         tile, block = _tile_of(program, blocks, tiles, BAND)
+        program = _draw(tickets, number, counter)
+        number += 1
         gate_row = gl.load(tile_experts + tile) * 2 * I + block * BLOCK
-        pair = gl.load(order + tile * PLACES + place)
-        present = pair >= 0
-        x_at = x + (pair // TOP).to(gl.int64)[:, None] * x_stride + column[None, :]
+        at = order + tile * PLACES + place
+        first, first_present = _rows(x, at, x_stride, column, TOP)
+        second, second_present = _rows(x, at + GROUP, x_stride, column, TOP)
         for start in range(0, H, COLUMNS):
             stage = turn % STAGES
             mbarrier.wait(free.index(stage), (turn // STAGES & 1) ^ 1)
             mbarrier.expect(ready.index(stage), 2 * BLOCK * COLUMNS * 2)
             tma.async_copy_global_to_shared(
-                w13, [gate_row, start], ready.index(stage), b_tiles.index(stage * 2)
+                w13, [gate_row, start], ready.index(stage), b_halves.index(stage * 2)
             )
             tma.async_copy_global_to_shared(
-                w13, [gate_row + I, start], ready.index(stage), b_tiles.index(stage * 2 + 1)
+                w13, [gate_row + I, start], ready.index(stage), b_halves.index(stage * 2 + 1)
             )
-            async_copy.async_copy_global_to_shared(a_tiles.index(stage), x_at + start, mask=present[:, None])
+            a = stage * 2
+            async_copy.async_copy_global_to_shared(a_tiles.index(a), first + start, mask=first_present)
+            async_copy.async_copy_global_to_shared(a_tiles.index(a + 1), second + start, mask=second_present)
             async_copy.mbarrier_arrive(ready.index(stage), increment_count=False)
             turn += 1
 
 
 @gluon.jit
 def _activate(
-    barriers, a_tiles, b_tiles, results, order, act, group, tiles, I, clamp, alpha, beta,
+    barriers, tickets, a_tiles, b_tiles, results, order, act, group, tiles, I, clamp, alpha, beta,
     H: gl.constexpr, CLAMP: gl.constexpr, BAND: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """One group of the first product: sums, activation, results."""
     blocks = gl.cdiv(I, BLOCK)
     turn = 0
-    present = _holds_pairs(order, gl.program_id(0), group, blocks, tiles, BAND)
-    for program in range(gl.program_id(0), tiles * blocks, gl.num_programs(0)):
+    number = 0
+    program = gl.program_id(0)
+    present = _holds_pairs(order, program, group, blocks, tiles, BAND)
+    while program < tiles * blocks:
         tile, block = _tile_of(program, blocks, tiles, BAND)
-        following = _holds_pairs(order, program + gl.num_programs(0), group, blocks, tiles, BAND)
+        program = _drawn(tickets, number)
+        number += 1
+        following = _holds_pairs(order, program, group, blocks, tiles, BAND)
         if present:
-            gate, up, turn = _multiply(barriers, a_tiles, b_tiles, group, turn, H // COLUMNS, True, STAGES)
+            total, turn = _multiply(barriers, a_tiles, b_tiles, group, turn, H // COLUMNS, True, STAGES)
+            gate, up = _halves(total)
             if CLAMP:
                 gate = gl.minimum(gate, clamp)
                 up = gl.minimum(gl.maximum(up, -clamp), clamp)
             y = gate / (1 + gl.exp2(gate * (-alpha * _LOG2E))) * (up + beta)
-            _store(act, results.index(group), tile * PLACES + group * _GROUP, block * BLOCK, y)
+            _store(act, results.index(group), tile * PLACES + group * GROUP, block * BLOCK, y, 0)
         else:
             turn = _pass(barriers, turn, H // COLUMNS, STAGES)
         present = following
@@ -158,9 +213,22 @@ def _activate(
 
 
 @gluon.jit
+def _tickets():
+    """Numbers of the next tiles, two at most, and their barriers."""
+    numbers = gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    free = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(2):
+        mbarrier.init(ready.index(slot), count=1)
+        mbarrier.init(free.index(slot), count=2)
+    return numbers, ready, free
+
+
+@gluon.jit
 def gate_up_long(
     x, w13, order, tile_experts, used, act, x_stride, I, clamp, alpha, beta,
-    H: gl.constexpr, TOP: gl.constexpr, CLAMP: gl.constexpr, BAND: gl.constexpr, STAGES: gl.constexpr,
+    H: gl.constexpr, TOP: gl.constexpr, CLAMP: gl.constexpr, BAND: gl.constexpr,
+    STAGES: gl.constexpr,
 ):  # fmt: skip
     """``act [places, I]``: the first product and the activation.
 
@@ -168,15 +236,16 @@ def gate_up_long(
     """
     dtype: gl.constexpr = w13.dtype
     layout: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
-    a_tiles = gl.allocate_shared_memory(dtype, [STAGES, PLACES, COLUMNS], layout)
-    b_tiles = gl.allocate_shared_memory(dtype, [STAGES * 2, BLOCK, COLUMNS], layout)
-    a_halves = a_tiles._reinterpret(dtype, [STAGES * 2, _GROUP, COLUMNS], layout)
-    results = gl.allocate_shared_memory(dtype, [2, _GROUP, BLOCK], layout)
+    a_tiles = gl.allocate_shared_memory(dtype, [STAGES * 2, GROUP, COLUMNS], layout)
+    b_tiles = gl.allocate_shared_memory(dtype, [STAGES, 2 * BLOCK, COLUMNS], layout)
+    b_halves = b_tiles._reinterpret(dtype, [STAGES * 2, BLOCK, COLUMNS], layout)
+    results = gl.allocate_shared_memory(dtype, [2, GROUP, BLOCK], layout)
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
         mbarrier.init(ready.index(stage), count=1 + _COPIERS)
         mbarrier.init(free.index(stage), count=2)
+    tickets = _tickets()
     tiles = gl.load(used)
     barriers = (ready, free)
     gl.warp_specialize(
@@ -184,22 +253,22 @@ def gate_up_long(
             (
                 _activate,
                 (
-                    barriers, a_halves, b_tiles, results, order, act, 0, tiles, I, clamp, alpha, beta, H,
-                    CLAMP, BAND, STAGES,
+                    barriers, tickets, a_tiles, b_tiles, results, order, act, 0, tiles, I, clamp, alpha,
+                    beta, H, CLAMP, BAND, STAGES,
                 ),
             ),
             (
                 _activate,
                 (
-                    barriers, a_halves, b_tiles, results, order, act, 1, tiles, I, clamp, alpha, beta, H,
-                    CLAMP, BAND, STAGES,
+                    barriers, tickets, a_tiles, b_tiles, results, order, act, 1, tiles, I, clamp, alpha,
+                    beta, H, CLAMP, BAND, STAGES,
                 ),
             ),
             (
                 _gather,
                 (
-                    barriers, a_tiles, b_tiles, x, w13, order, tile_experts, tiles, x_stride, I, H, TOP, BAND,
-                    STAGES,
+                    barriers, tickets, a_tiles, b_halves, x, w13, order, tile_experts, tiles, used + 1,
+                    x_stride, I, H, TOP, BAND, STAGES,
                 ),
             ),
         ],
@@ -210,46 +279,62 @@ def gate_up_long(
 
 @gluon.jit
 def _copy(
-    barriers, a_tiles, b_tiles, act, w2, tile_experts, tiles, H,
+    barriers, tickets, a_tiles, b_tiles, act, w2, tile_experts, tiles, counter, H,
     I: gl.constexpr, BAND: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Copies the operands of the second product."""
     ready, free = barriers
     blocks = gl.cdiv(H, 2 * BLOCK)
     turn = 0
-    for program in range(gl.program_id(0), tiles * blocks, gl.num_programs(0)):
+    number = 0
+    program = gl.program_id(0)
+    while program < tiles * blocks:
         tile, block = _tile_of(program, blocks, tiles, BAND)
+        program = _draw(tickets, number, counter)
+        number += 1
         row = gl.load(tile_experts + tile) * H + block * 2 * BLOCK
         for start in range(0, I, COLUMNS):
             stage = turn % STAGES
             bar = ready.index(stage)
             mbarrier.wait(free.index(stage), (turn // STAGES & 1) ^ 1)
             mbarrier.expect(bar, (2 * BLOCK + PLACES) * COLUMNS * 2)
-            tma.async_copy_global_to_shared(act, [tile * PLACES, start], bar, a_tiles.index(stage))
-            tma.async_copy_global_to_shared(w2, [row, start], bar, b_tiles.index(stage * 2))
-            tma.async_copy_global_to_shared(w2, [row + BLOCK, start], bar, b_tiles.index(stage * 2 + 1))
+            for group in gl.static_range(2):
+                tma.async_copy_global_to_shared(
+                    act, [tile * PLACES + group * GROUP, start], bar, a_tiles.index(stage * 2 + group)
+                )
+            tma.async_copy_global_to_shared(w2, [row, start], bar, b_tiles.index(stage))
             turn += 1
 
 
 @gluon.jit
 def _sum(
-    barriers, a_tiles, b_tiles, results, order, out, group, tiles, H,
+    barriers, tickets, a_tiles, b_tiles, results, order, out, group, tiles, H,
     I: gl.constexpr, BAND: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """One group of the second product: sums and results."""
     blocks = gl.cdiv(H, 2 * BLOCK)
     turn = 0
-    present = _holds_pairs(order, gl.program_id(0), group, blocks, tiles, BAND)
-    for program in range(gl.program_id(0), tiles * blocks, gl.num_programs(0)):
+    number = 0
+    program = gl.program_id(0)
+    present = _holds_pairs(order, program, group, blocks, tiles, BAND)
+    while program < tiles * blocks:
         tile, block = _tile_of(program, blocks, tiles, BAND)
-        following = _holds_pairs(order, program + gl.num_programs(0), group, blocks, tiles, BAND)
+        program = _drawn(tickets, number)
+        number += 1
+        following = _holds_pairs(order, program, group, blocks, tiles, BAND)
         if present:
-            left, right, turn = _multiply(
+            total, turn = _multiply(
                 barriers, a_tiles, b_tiles, group, turn, gl.cdiv(I, COLUMNS), False, STAGES
             )
-            row, column = tile * PLACES + group * _GROUP, block * 2 * BLOCK
-            _store(out, results.index(group), row, column, left)
-            _store(out, results.index(group), row, column + BLOCK, right)
+            row, column = tile * PLACES + group * GROUP, block * 2 * BLOCK
+            left, right = _halves(total)
+            first, second = results.index(group * 2), results.index(group * 2 + 1)
+            piece, next_piece = _halves(left)
+            _store(out, first, row, column, piece, 1)
+            _store(out, second, row, column + COLUMNS, next_piece, 1)
+            piece, next_piece = _halves(right)
+            _store(out, first, row, column + 2 * COLUMNS, piece, 1)
+            _store(out, second, row, column + 3 * COLUMNS, next_piece, 1)
         else:
             turn = _pass(barriers, turn, gl.cdiv(I, COLUMNS), STAGES)
         present = following
@@ -263,26 +348,44 @@ def down_long(
 ):  # fmt: skip
     """``out [places, H]``: the second product, without the weights of the tokens.
 
-    All are descriptors: ``act`` of ``[places, I]``, ``w2`` of ``[E * H, I]``; ``out`` in parts of a group.
+    All are descriptors: ``act`` of ``[places, I]``, ``w2`` of ``[E * H, I]``; ``out`` in pieces of 64 by 64.
     """
     dtype: gl.constexpr = w2.dtype
     layout: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
-    a_tiles = gl.allocate_shared_memory(dtype, [STAGES, PLACES, COLUMNS], layout)
-    b_tiles = gl.allocate_shared_memory(dtype, [STAGES * 2, BLOCK, COLUMNS], layout)
-    a_halves = a_tiles._reinterpret(dtype, [STAGES * 2, _GROUP, COLUMNS], layout)
-    results = gl.allocate_shared_memory(dtype, [2, _GROUP, BLOCK], layout)
+    a_tiles = gl.allocate_shared_memory(dtype, [STAGES * 2, GROUP, COLUMNS], layout)
+    b_tiles = gl.allocate_shared_memory(dtype, [STAGES, 2 * BLOCK, COLUMNS], layout)
+    results = gl.allocate_shared_memory(dtype, [2 * 2, GROUP, COLUMNS], layout)
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
         mbarrier.init(ready.index(stage), count=1)
         mbarrier.init(free.index(stage), count=2)
+    tickets = _tickets()
     tiles = gl.load(used)
     barriers = (ready, free)
     gl.warp_specialize(
         [
-            (_sum, (barriers, a_halves, b_tiles, results, order, out, 0, tiles, H, I, BAND, STAGES)),
-            (_sum, (barriers, a_halves, b_tiles, results, order, out, 1, tiles, H, I, BAND, STAGES)),
-            (_copy, (barriers, a_tiles, b_tiles, act, w2, tile_experts, tiles, H, I, BAND, STAGES)),
+            (
+                _sum,
+                (
+                    barriers, tickets, a_tiles, b_tiles, results, order, out, 0, tiles, H, I,
+                    BAND, STAGES,
+                ),
+            ),
+            (
+                _sum,
+                (
+                    barriers, tickets, a_tiles, b_tiles, results, order, out, 1, tiles, H, I,
+                    BAND, STAGES,
+                ),
+            ),
+            (
+                _copy,
+                (
+                    barriers, tickets, a_tiles, b_tiles, act, w2, tile_experts, tiles, used + 2, H, I,
+                    BAND, STAGES,
+                ),
+            ),
         ],
         [4, 1],
         [240, 24],

@@ -12,15 +12,14 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from frizzen.kernels.facts import Facts
 from frizzen.kernels.moe_ops import Experts
-from frizzen.kernels.triton.long_experts import BLOCK, COLUMNS, PLACES, down_long, gate_up_long
+from frizzen.kernels.triton.long_experts import BLOCK, COLUMNS, GROUP, PLACES, down_long, gate_up_long
 from frizzen.kernels.triton.moe import FEW, MoeExperts
 from frizzen.kernels.triton.places import Places
 from frizzen.kernels.triton.sorting import sort_pairs
 
 __all__ = ["LongExperts"]
 
-_HEIGHT = int(PLACES.value)
-_LEAST = _HEIGHT // 2
+_LEAST = int(GROUP.value)
 """Fewest pairs per expert, on average; one group of warps has as many places."""
 _BAND = 16
 """Tiles that go through all blocks of a weight together."""
@@ -49,19 +48,19 @@ class LongExperts:
         """Keeps the weights as they are."""
         few, hidden, inner = self.few.prepare(w13, w2, b13, b2), self.few.hidden, self.few.intermediate
         layout = gl.NVMMASharedLayout(128, 8 * w13.itemsize, 2)
-        block, group = int(BLOCK.value), _HEIGHT // 2
+        block, group = int(BLOCK.value), int(GROUP.value)
 
         def described(rows: Tensor, height: int, columns: int) -> TensorDescriptor:
             return TensorDescriptor(rows, list(rows.shape), list(rows.stride()), [height, columns], layout)
 
         gates = described(w13.view(-1, hidden), block, COLUMNS.value)
-        downs = described(w2.view(-1, inner), block, COLUMNS.value)
+        downs = described(w2.view(-1, inner), 2 * block, COLUMNS.value)
         chosen, programs = self.few.activation, self.few.target.processors
 
         def run(x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
             if len(x) <= FEW or ids.numel() < self.few.experts * _LEAST:
                 return few(x, weights, ids)
-            found = sort_pairs(ids, self.few.experts, _HEIGHT, self.few.target)
+            found = sort_pairs(ids, self.few.experts, int(PLACES.value), self.few.target)
             rows, tiles = len(found.order), len(found.tile_experts)
             act = torch.empty(rows, inner, dtype=x.dtype, device=x.device)
             gate_up_long[(min(programs, tiles * triton.cdiv(inner, block)),)](
@@ -72,8 +71,8 @@ class LongExperts:
             )  # fmt: skip
             out = torch.empty(rows, hidden, dtype=x.dtype, device=x.device)
             down_long[(min(programs, tiles * triton.cdiv(hidden, 2 * block)),)](
-                described(act, _HEIGHT, COLUMNS.value), downs, found.order, found.tile_experts, found.used,
-                described(out, group, block), hidden,
+                described(act, group, COLUMNS.value), downs, found.order, found.tile_experts, found.used,
+                described(out, group, COLUMNS.value), hidden,
                 I=inner, BAND=_BAND, STAGES=_STAGES, num_warps=4, maxnreg=_REGISTERS,
             )  # fmt: skip
             return self.places.add_up(out, found.places, weights, ids)

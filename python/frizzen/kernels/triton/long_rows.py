@@ -56,6 +56,8 @@ class LongRows:
 
     paged: PagedAttention
     """The kernel of all other rows, and of steps that long tiles do not suit."""
+    counter: Tensor
+    """``[1]`` int32, 0 between launches: all layers share it, for they run one after the other."""
     capturable: ClassVar[bool] = True
     turns: ClassVar[type] = PagedAttention.turns
     """Whose rotation ``prepare_turned`` is equal to."""
@@ -63,7 +65,7 @@ class LongRows:
     @classmethod
     def build(cls, facts: Facts) -> LongRows:
         """The kernels for one head geometry."""
-        return cls(PagedAttention.build(facts))
+        return cls(PagedAttention.build(facts), torch.zeros(1, dtype=torch.int32, device=facts.device))
 
     @property
     def layout(self) -> str:
@@ -98,13 +100,13 @@ class LongRows:
             out = torch.empty(len(qkv), size, dtype=qkv.dtype, device=qkv.device)
             paged.run(rest, qkv, cache, sinks, out)
             if step is not None:
-                tiles = long_tiles(step)
+                units = long_tiles(step) * paged.heads
                 queries = _descriptor(qkv[:, :size], _TOKENS // 2, layout)
-                long_attention[(paged.heads, tiles)](
+                long_attention[(min(units, paged.target.processors),)](
                     queries, keys_and_values, sinks, out, step.query_start, step.seq_lens, step.block_table,
-                    step.num_single, step.num_rows, tiles, out.stride(0), step.block_table.stride(0), slots,
-                    paged.scale * LOG2E.value,
-                    GROUP=paged.heads // paged.kv_heads, KV_HEADS=paged.kv_heads, D=paged.head_dim,
+                    self.counter, step.num_single, step.num_rows, units, out.stride(0),
+                    step.block_table.stride(0), slots, paged.scale * LOG2E.value,
+                    GROUP=paged.heads // paged.kv_heads, HEADS=paged.heads, D=paged.head_dim,
                     SINKS=sinks is not None, BLOCK_SIZE=paged.block_size, STAGES=_STAGES,
                     num_warps=4, maxnreg=_REGISTERS,
                 )  # fmt: skip

@@ -33,7 +33,7 @@ class SortedPairs(NamedTuple):
     tile_experts: Tensor
     """``[tiles]`` int32: the expert of every tile, -1 past the last."""
     used: Tensor
-    """``[1]`` int32: tiles with an expert; they come first."""
+    """``[3]`` int32: tiles with an expert, which come first; then zeros, for kernels that count up."""
 
 
 @triton.jit(do_not_specialize=["pairs"])
@@ -54,7 +54,7 @@ def _count(
 @triton.jit(do_not_specialize=["blocks", "tiles"])
 def _place(
     counts, starts, order, tile_experts, used, blocks, tiles, E: tl.constexpr, EXPERTS: tl.constexpr,
-    HEIGHT: tl.constexpr, SPAN: tl.constexpr, ROWS: tl.constexpr, PDL: tl.constexpr,
+    HEIGHT: tl.constexpr, PLACES: tl.constexpr, SPAN: tl.constexpr, ROWS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """``starts [blocks, E]``: where a block's pairs of an expert begin. Also clears ``order``."""
     program = tl.program_id(0)
@@ -82,10 +82,14 @@ def _place(
     tile = program * SPAN + tl.arange(0, SPAN)
     expert = tl.sum((ends[None, :] <= tile[:, None]).to(tl.int32), axis=1)
     tl.store(tile_experts + tile, tl.where(expert < EXPERTS, expert, -1), mask=tile < tiles)
-    place = tile[:, None] * HEIGHT + tl.arange(0, HEIGHT)[None, :]
-    tl.store(order + place, tl.full([SPAN, HEIGHT], -1, tl.int32), mask=(tile < tiles)[:, None])
+    within = tl.arange(0, PLACES)[None, :]
+    place = tile[:, None] * HEIGHT + within
+    mask = (tile < tiles)[:, None] & (within < HEIGHT)
+    tl.store(order + place, tl.full([SPAN, PLACES], -1, tl.int32), mask=mask)
     if program == 0:
         tl.store(used, tl.sum(parts, axis=0))
+        tl.store(used + 1, 0)
+        tl.store(used + 2, 0)
 
 
 @triton.jit(do_not_specialize=["pairs"])
@@ -111,21 +115,22 @@ def most_tiles(pairs: int, experts: int, height: int) -> int:
 
 
 def sort_pairs(ids: Tensor, experts: int, height: int, target: Target) -> SortedPairs:
-    """``ids [T, k]`` int32; ``height`` is a power of two."""
+    """``ids [T, k]`` int32."""
     pairs, device, options = ids.numel(), ids.device, target.options()
     tiles, blocks = most_tiles(pairs, experts, height), triton.cdiv(pairs, _BLOCK)
     counts, starts = torch.empty(2, blocks, experts, dtype=torch.int32, device=device)
     order = torch.empty(tiles * height, dtype=torch.int32, device=device)
     places = torch.empty(pairs, dtype=torch.int32, device=device)
     tile_experts = torch.empty(tiles, dtype=torch.int32, device=device)
-    used = torch.empty(1, dtype=torch.int32, device=device)
+    used = torch.empty(3, dtype=torch.int32, device=device)
     width = round_up_power(experts, 16)
     rows = min(max(_COUNTS // width, 16), 64)
     span = rows // 2
     _count[(blocks,)](ids, counts, pairs, E=experts, EXPERTS=width, BLOCK=_BLOCK, **options)
     _place[(triton.cdiv(max(tiles, blocks), span),)](
         counts, starts, order, tile_experts, used, blocks, tiles,
-        E=experts, EXPERTS=width, HEIGHT=height, SPAN=span, ROWS=rows, num_warps=8, **options,
+        E=experts, EXPERTS=width, HEIGHT=height, PLACES=round_up_power(height), SPAN=span, ROWS=rows,
+        num_warps=8, **options,
     )  # fmt: skip
     _scatter[(blocks,)](ids, starts, order, places, pairs, E=experts, BLOCK=_BLOCK, **options)
     return SortedPairs(order, places, tile_experts, used)
