@@ -130,3 +130,37 @@ def test_no_step_needs_a_variant_of_latent_attention_that_the_warm_up_has_not_me
             queries.pop()
         run([1] * single + queries or [1], random.choice((300, 600, 3000, 8448)))
     assert {variant.hash for variant in compiled} == met
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "rows"), [(8, 2, 300), (8, 4, 40), (32, 32, 20)])
+def test_no_step_needs_a_variant_of_paged_attention_that_the_warm_up_has_not_met(
+    heads: int, kv_heads: int, rows: int, compiled: list[Any]
+) -> None:
+    from frizzen.kernels.triton.paged_attention import PagedAttention
+    from frizzen.kernels.triton.rope import Rope
+
+    shape: dict[str, ShapeValue] = {"heads": heads, "kv_heads": kv_heads, "head_dim": 16}
+    others: dict[str, ShapeValue] = {"scale": 0.1, "window": 0, "block_size": 16, "kv_dtype": "auto"}
+    facts = Facts.of(H200, torch.bfloat16, {**shape, **others, "sinks": False})
+    kernel = PagedAttention.build(facts)
+    rope = Rope.build(Facts.of(H200, torch.bfloat16, {**shape, "rotary_dim": 16}))
+    gain = torch.ones(16, dtype=torch.bfloat16)
+    attend = kernel.prepare_turned(rope, kernel.allocate(2, torch.device("cpu")), (gain, gain, 1e-6))
+
+    def run(queries: list[int], context: int) -> None:
+        _, step = step_of(queries, context, 8448 // 16, torch.device("cpu"), 16)
+        angles = torch.zeros(2, step.num_tokens, 8)
+        qkv = torch.zeros(step.num_tokens, (heads + 2 * kv_heads) * 16, dtype=torch.bfloat16)
+        attend(qkv, *angles, step.slots, kernel.begin(step))
+
+    lattice = Lattice.of(max_rows=rows, max_drafts=0, max_context=8448, max_tokens=8192)
+    for queries, context in shapes_of(lattice):
+        run(list(queries), context)
+    met = {variant.hash for variant in compiled}
+    random = Random(0)
+    for _ in range(60):
+        batch = random.randint(1, rows)
+        single = random.randint(0, batch)
+        queries = [random.choice((2, 3, 5, 17, 60, 100, 130, 300, 900)) for _ in range(batch - single)][:9]
+        run([1] * single + queries or [1], random.choice((300, 600, 3000, 8448)))
+    assert {variant.hash for variant in compiled} == met
