@@ -30,6 +30,8 @@ class Warmed(Protocol):
 
 _SHORT = 512
 """Tokens of a chunk whose attention may be cut by context."""
+_BESIDE = (2, 17)
+"""Tokens beside rows of one: attention releases what follows at once up to 16 tokens of a step."""
 _BETWEEN = (1024, 2048)
 """Contexts that are cut into another number of parts than the lattice's."""
 
@@ -65,17 +67,15 @@ def compile_steps(
         settle()
 
 
-_BESIDE = (1, 15, 17)
-"""Rows of one token beside another: attention releases what follows at once up to 16 tokens."""
-
-
 def shapes_of(lattice: Lattice) -> Iterator[Queries]:
     """Steps of which each may need a variant of its own."""
     for shape in reversed(lattice.shapes()):
         yield [shape.width] * shape.rows, shape.context
     # Rows of one token that rotate for themselves do not where a row with more tokens is in the step.
-    for rows in sorted({row for row in (*_BESIDE, lattice.rows[-1] - 1) if 0 < row < lattice.rows[-1]}):
-        yield [*[1] * rows, 2], lattice.contexts[0]
+    most = lattice.rows[-1] - 1
+    for rows in sorted({min(rows, most) for rows in (1, 14, most)} - {0}):
+        for tokens in _BESIDE:
+            yield [*[1] * rows, tokens], lattice.contexts[0]
     # Prompts and parts of them. What stands beside them in a step has its variants from above.
     longest = lattice.contexts[-1]
     for context in sorted({*lattice.contexts, *(context for context in _BETWEEN if context < longest)}):
