@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tests.mock_server import MockServer
 
-POOLING = "/(v1/embeddings|pooling|classify|(v1/)?score|(v[12]/)?rerank)$"
+POOLING = "/(v1/embeddings|pooling|classify|(v1/)?score|(v[12]/)?rerank|v2/embed)$"
 STATE = "/(pause(_generation)?|resume|continue_generation|sleep|wake_up|re(lease|sume)_memory_occupation)$"
 """Routes after which a server refuses requests, or lets them wait."""
 
@@ -32,7 +32,7 @@ expected-statuses = ["2xx", "3xx", "4xx", 501]
 RUNS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "text": ((), ("--exclude-path-regex", f"{POOLING}|{STATE}")),
     "state": ((), ("--include-path-regex", f"^{STATE}|^/is_")),
-    "embeddings": (("--embed-size", "8"), ("--include-path-regex", "/(embeddings|pooling|score|rerank)$")),
+    "embeddings": (("--embed-size", "8"), ("--include-path-regex", "/(embeddings|pooling|score|rerank|embed)$")),
     "classes": (("--classes", "3"), ("--include-path-regex", "/(classify|pooling)$")),
     "pairs": (("--classes", "1"), ("--include-path-regex", "/(score|rerank)$")),
 }

@@ -8,9 +8,9 @@ from typing import Any
 
 from benches.gpu.shape import MoeShape
 
-__all__ = ["DRAFTERS", "options"]
+__all__ = ["DRAFTERS", "options", "target"]
 
-DRAFTERS = ("ngram", "suffix", "eagle3", "dspark", "draft_model")
+DRAFTERS = ("ngram", "suffix", "mtp", "eagle3", "dspark", "draft_model")
 INTERMEDIATE = 3
 """The width of a drafter's dense network, in hidden sizes."""
 DRAFT_VOCABULARY = 32_000
@@ -18,10 +18,33 @@ DRAFT_VOCABULARY = 32_000
 MARKOV_RANK = 256
 
 
+def target(name: str, shape: MoeShape) -> dict[str, Any]:
+    """What a drafter changes in its target's configuration.
+
+    Prediction layers are of the target's own checkpoint, so theirs is of a family that has them: GLM-4.5's,
+    with the shape's sizes.
+    """
+    if name != "mtp":
+        return {}
+    return {
+        "architectures": ["Glm4MoeForCausalLM"],
+        "model_type": "glm4_moe",
+        "n_routed_experts": shape.experts,
+        "n_shared_experts": 0,
+        "n_group": 1,
+        "topk_group": 1,
+        "routed_scaling_factor": 1.0,
+        "first_k_dense_replace": 0,
+        "use_qk_norm": True,
+        "partial_rotary_factor": 1.0,
+        "num_nextn_predict_layers": 1,
+    }
+
+
 def options(name: str, shape: MoeShape, layers: int, folder: Path, most: int) -> dict[str, Any]:
     """Engine options of a drafter of up to ``most`` tokens; its configuration goes to ``folder``."""
     chosen: dict[str, Any] = {"drafter": name, "num_speculative_tokens": most}
-    if name in ("ngram", "suffix"):
+    if name in ("ngram", "suffix", "mtp"):
         return chosen
     layer = {
         "hidden_size": shape.hidden,

@@ -16,12 +16,12 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from benches.gpu.serving import Steps, greedy, observed, prompt, write_config
 from benches.gpu.shape import QWEN3_30B_A3B
+from benches.gpu.start import OPTIONS
 from benches.gpu.step import GOALS_MS, Case
 from benches.gpu.timing import write_results
 from frizzen import LLM
@@ -32,18 +32,6 @@ DECODES = ("1@128", "8@128", "32@128", "128@128", "256@128", "1@8192", "32@4096"
 PREFILLS = ("1x8192", "4x2048", "1x32768")
 GOALS_START_S = {"cold": 20.0, "warm": 8.0}
 GOAL_THROUGHPUT = 9000.0
-OPTIONS: dict[str, Any] = {"device": "cuda", "dtype": "bfloat16", "max_num_seqs": 256}
-
-
-def start(model: Path) -> None:
-    """In a process of its own: from nothing to the first token."""
-    began = float(os.environ["FRIZZEN_BENCH_BEGAN"])
-    imported = time.time() - began
-    with observed(model, **OPTIONS) as (llm, _, _):
-        ready = time.time() - began
-        llm.generate([prompt(128, 0, SHAPE.vocabulary)], greedy(1))
-        first = time.time() - began
-    print(json.dumps({"imported_s": imported, "ready_s": ready, "first_token_s": first}))
 
 
 def measure_starts(model: Path) -> Iterator[dict[str, object]]:
@@ -52,14 +40,14 @@ def measure_starts(model: Path) -> Iterator[dict[str, object]]:
         for kind, goal in GOALS_START_S.items():
             began = {"FRIZZEN_BENCH_BEGAN": str(time.time())}
             run = subprocess.run(
-                [sys.executable, "-m", "benches.gpu.engine", "--start-one", str(model)],
+                [sys.executable, "-m", "benches.gpu.start", str(model)],
                 env=os.environ | {"TRITON_CACHE_DIR": cache} | began,
                 stdout=subprocess.PIPE,
                 text=True,
                 check=True,
             )
             seconds = json.loads(run.stdout.splitlines()[-1])
-            yield {"what": "start", "kernel_cache": kind, **_rounded(seconds), "goal_s": goal}
+            yield {"what": "start", "kernel_cache": kind, **seconds, "goal_s": goal}
 
 
 def measure_decode(llm: LLM, steps: Steps, rows: int, context: int, tokens: int) -> dict[str, object]:
@@ -163,10 +151,6 @@ def profile(llm: LLM, rows: int, context: int) -> dict[str, object]:
     return {"what": "profile", "rows": rows, "context": context, "kernels": kernels}
 
 
-def _rounded(values: dict[str, float]) -> dict[str, float]:
-    return {name: round(value, 2) for name, value in values.items()}
-
-
 def main() -> None:
     """Prints the table and writes it down."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -175,15 +159,11 @@ def main() -> None:
     parser.add_argument("--prefill", nargs="*", default=PREFILLS, metavar="ROWSxTOKENS")
     parser.add_argument("--throughput", nargs="*", default=["256@512@256"], metavar="REQUESTS@IN@OUT")
     parser.add_argument("--no-start", action="store_true", help="leave the starts out")
-    parser.add_argument("--start-one", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--layers", type=int, help="fewer layers than the model has")
     parser.add_argument("--eager", action="store_true", help="no graphs")
     parser.add_argument("--profile", nargs="*", default=[], metavar="ROWS@CONTEXT")
     parser.add_argument("--out", type=Path, default=Path("benches/results/gpu/engine.json"))
     arguments = parser.parse_args()
-    if arguments.start_one:
-        start(arguments.start_one)
-        return
     rows: list[dict[str, object]] = []
 
     def show(row: dict[str, object]) -> None:

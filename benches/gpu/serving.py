@@ -6,15 +6,16 @@ import contextlib
 import json
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benches.gpu.shape import MoeShape
 from frizzen import LLM, SamplingParams
-from frizzen.worker import launch
-from frizzen.worker.worker import Worker
+
+if TYPE_CHECKING:
+    from frizzen.worker.worker import Worker
 
 __all__ = ["Steps", "greedy", "observed", "prompt", "write_config"]
 
@@ -78,15 +79,25 @@ class Steps:
 
 @contextlib.contextmanager
 def observed(
-    model: Path | str, *, counting: bool = False, **options: Any
+    model: Path | str,
+    *,
+    counting: bool = False,
+    watch: Callable[[Worker], object] | None = None,
+    **options: Any,
 ) -> Iterator[tuple[LLM, Worker, Steps]]:
-    """An ``LLM``, by default of dummy weights, its worker and its steps; ``counting`` their tokens."""
+    """An ``LLM``, by default of dummy weights, its worker and its steps; ``counting`` their tokens.
+
+    ``watch`` gets the worker before the engine has bound its methods.
+    """
+    # With torch, which the measurement of a start is the first to import.
+    from frizzen.worker import launch
+
     workers: list[Worker] = []
     steps = Steps()
     original = launch.build
 
-    def build(config_json: str) -> Worker:
-        worker = original(config_json)
+    def build(*begun: Any) -> Worker:
+        worker = original(*begun)
         collect = worker.collect
 
         def timed(index: int) -> None:
@@ -97,13 +108,18 @@ def observed(
             steps.ends.append((now, header.num_rows, header.num_tokens, sampled))
 
         worker.collect = timed  # type: ignore[method-assign]
+        if watch is not None:
+            watch(worker)
         workers.append(worker)
         return worker
 
-    launch.build = build
+    launch.build = build  # type: ignore[assignment]
     try:
         usual = {"load_format": "dummy", "enable_prefix_caching": False}
         with LLM(str(model), **(usual | options)) as llm:
             yield llm, workers[0], steps
     finally:
         launch.build = original
+        # The timed method refers to its worker, whose memory the next engine wants.
+        for worker in workers:
+            del worker.collect

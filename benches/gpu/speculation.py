@@ -23,7 +23,8 @@ import torch
 from benches.gpu import drafters
 from benches.gpu.serving import Steps, observed, prompt, write_config
 from benches.gpu.shape import QWEN3_30B_A3B, MoeShape
-from benches.gpu.timing import write_results
+from benches.gpu.timeline import Timeline
+from benches.gpu.timing import merge_results, write_results
 from frizzen import LLM, SamplingParams
 from frizzen.worker.worker import Worker
 
@@ -81,7 +82,9 @@ class Bench:
         self, rows: int, mode: Mode, acceptance: float, count: int | None = None, text: int | None = None
     ) -> Rate:
         """So many decode steps, about; prompts are new ones, or those of number ``text``."""
-        steps = count or max(int(self.scale * BATCHES.get(rows, 60)), 6)
+        # With fewer, the first rows end before the prompts of the last are computed.
+        fewest = 6 + rows * PROMPT // 512
+        steps = max(count or int(self.scale * BATCHES.get(rows, 60)), fewest)
         yielded = acceptance if mode == "auto" else expected(mode, acceptance)
         wish = {"max_tokens": mode} if isinstance(mode, int) else mode
         params = SamplingParams(
@@ -107,6 +110,8 @@ def rate(steps: Steps, rows: int) -> Rate:
         if before[1] == after[1] == rows and before[2] <= most and after[2] <= most:
             gaps.append(after[0] - before[0])
             tokens += after[3]
+    if not gaps:
+        raise RuntimeError(f"no two steps in a row decoded all {rows} rows: take more steps")
     return Rate(tokens / sum(gaps), 1e3 * statistics.median(gaps), tokens / len(gaps) / rows)
 
 
@@ -243,6 +248,14 @@ def overhead(bench: Bench, name: str, swept: dict[Mode, Rate]) -> Iterator[Row]:
         }
 
 
+def timeline(bench: Bench, line: Timeline, name: str) -> Iterator[Row]:
+    """Parts of a step of one row in microseconds."""
+    for mode in ("off", *LENGTHS):
+        with line.watching():
+            bench.run(1, mode, 2.0)
+        yield {"what": "timeline", "drafter": name, "drafts": mode, **line.summary()}
+
+
 def loaded(bench: Bench, other: Bench, batches: Sequence[int]) -> Iterator[Row]:
     """A drafter that is loaded and off beside no drafter at all, in turns."""
     for rows in batches:
@@ -264,31 +277,44 @@ def main() -> None:
     parser.add_argument("--acceptances", type=float, nargs="*", default=ACCEPTANCES)
     parser.add_argument("--batches", type=int, nargs="*", default=list(BATCHES))
     parser.add_argument("--scale", type=float, default=1.0, help="of the steps of a run")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="after which no more is begun")
     parser.add_argument("--natural", nargs="*", default=["suffix"], help="drafters of the text's acceptance")
     parser.add_argument("--loaded", default="eagle3", help="drafter to be loaded and off; none: leave it out")
     parser.add_argument("--layers", type=int, help="fewer layers than the model has")
     parser.add_argument("--tiny", action="store_true", help="a model that takes no time, to try the script")
     parser.add_argument("--model", help="a model with weights instead of the shape")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--timeline", action="store_true", help="where the time of a step of one row goes")
+    parser.add_argument("--merge", type=Path, nargs="+", help="joins results of other runs, runs nothing")
     parser.add_argument("--out", type=Path, default=Path("benches/results/gpu/speculation.json"))
     arguments = parser.parse_args()
+    if arguments.merge:
+        merge_results(arguments.out, arguments.merge)
+        return
     results: list[Row] = []
+    arguments.end = time.perf_counter() + arguments.seconds
 
     def show(found: Iterator[Row]) -> None:
-        for row in found:
+        while time.perf_counter() < arguments.end and (row := next(found, None)) is not None:
             results.append(row)
             print("  ".join(f"{key}={value}" for key, value in row.items()), flush=True)
             write_results(arguments.out, "benches.gpu.speculation", results)
 
     with tempfile.TemporaryDirectory() as folder:
         for name in arguments.drafters:
-            measure(arguments, name, Path(folder), show)
+            if time.perf_counter() < arguments.end:
+                measure(arguments, name, Path(folder), show)
 
 
-def engine(arguments: argparse.Namespace, shape: MoeShape, folder: Path, **more: Any) -> Any:
+def engine(
+    arguments: argparse.Namespace, shape: MoeShape, folder: Path, drafter: str = "", **more: Any
+) -> Any:
     """An engine of the model that the arguments name."""
     layers = arguments.layers or shape.layers
-    model = arguments.model or write_config(shape, folder / "target", layers)
+    changes = drafters.target(drafter, shape)
+    model = arguments.model or write_config(shape, folder / "target" / drafter, layers, **changes)
+    if drafter:
+        more["drafter"] = drafter
     limits = {
         "device": arguments.device,
         "dtype": "bfloat16" if arguments.device == "cuda" else "float32",
@@ -298,7 +324,7 @@ def engine(arguments: argparse.Namespace, shape: MoeShape, folder: Path, **more:
         "speculation_cache": "off",
         "load_format": "auto" if arguments.model else "dummy",
     }
-    return observed(model, counting=True, **(limits | more))
+    return observed(model, **({"counting": True} | limits | more))
 
 
 def measure(arguments: argparse.Namespace, name: str, folder: Path, show: Any) -> None:
@@ -307,6 +333,9 @@ def measure(arguments: argparse.Namespace, name: str, folder: Path, show: Any) -
     layers, vocabulary = arguments.layers or shape.layers, 49_000 if arguments.model else shape.vocabulary
     draft = drafters.options(name, shape, layers, folder, max(LENGTHS))
     began = time.perf_counter()
+    lines: list[Timeline] = []
+    if arguments.timeline:
+        draft["watch"] = lambda worker: lines.append(Timeline(worker))
     with engine(arguments, shape, folder, **draft, spec_synthetic_acceptance=2.0) as (llm, worker, steps):
         print(f"{name}: ready after {time.perf_counter() - began:.1f} s", flush=True)
         bench = Bench(llm, worker, steps, vocabulary, arguments.scale)
@@ -327,13 +356,16 @@ def measure(arguments: argparse.Namespace, name: str, folder: Path, show: Any) -
             )
         if 1 in sweeps and worker._graphs is not None:
             show(overhead(bench, name, sweeps[1]))
+        for line in lines:
+            show(timeline(bench, line, name))
         show(cells(bench, name, sweeps, arguments.acceptances))
-        show(iter([{"what": "worker", "drafter": name, **_graphs(worker)}]))
-        if name == arguments.loaded:
+        seconds = round(time.perf_counter() - began)
+        show(iter([{"what": "worker", "drafter": name, "seconds": seconds, **_graphs(worker)}]))
+        if name == arguments.loaded and time.perf_counter() < arguments.end:
             with engine(arguments, shape, folder / "plain") as (other, its_worker, its_steps):
                 plain = Bench(other, its_worker, its_steps, vocabulary, arguments.scale)
                 show(loaded(bench, plain, arguments.batches))
-    if name in arguments.natural:
+    if name in arguments.natural and time.perf_counter() < arguments.end:
         with engine(arguments, shape, folder, **draft) as (llm, worker, steps):
             bench = Bench(llm, worker, steps, vocabulary, arguments.scale)
             show(natural(bench, name, arguments.batches))

@@ -11,7 +11,7 @@ from statistics import median
 
 import torch
 
-__all__ = ["DEVICE", "Work", "capture", "graph_seconds", "write_results"]
+__all__ = ["DEVICE", "Work", "capture", "graph_seconds", "merge_results", "write_results"]
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 """Where the benchmarks make their tensors; on a CPU nothing is timed, but all of it can be run once."""
@@ -66,3 +66,21 @@ def write_results(path: Path, module: str, rows: Sequence[dict[str, object]]) ->
     path.write_text(
         json.dumps({"command": command, "machine": machine, "results": list(rows)}, indent=1) + "\n"
     )
+
+
+def merge_results(path: Path, parts: Sequence[Path]) -> None:
+    """Writes the rows of several runs of one benchmark as those of one, in their order.
+
+    Raises:
+        ValueError: the runs were made with different versions or kinds of device.
+    """
+    read = [json.loads(part.read_text()) for part in parts]
+    for part, one in zip(parts, read, strict=True):
+        if one["machine"] != read[0]["machine"]:
+            raise ValueError(f"{part} is of {one['machine']}, {parts[0]} of {read[0]['machine']}")
+    merged = {
+        "command": "; ".join(one["command"] for one in read),
+        "machine": read[0]["machine"],
+        "results": [row for one in read for row in one["results"]],
+    }
+    path.write_text(json.dumps(merged, indent=1) + "\n")

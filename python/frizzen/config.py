@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from os import PathLike, fspath
 from typing import Any
 
 from frizzen.errors import ConfigError
@@ -22,6 +23,10 @@ KV_CACHE_DTYPES = ("auto", "fp8_e4m3")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 RUNNERS = ("auto", "generate", "pooling")
 BLOCK_SIZES = (8, 16, 32, 64, 128)
+MAX_THREADS = 1024
+"""More end the process in the OpenMP runtime, which cannot make them."""
+MAX_SEQS = 65536
+"""Rows are allocated at the start, whether they are used or not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,11 +119,13 @@ class EngineConfig:
         _check_choice("runner", self.runner, RUNNERS)
         for name in ("pooler_config", "reasoning_parser_plugin", "tool_parser_plugin"):
             _check_text(name, getattr(self, name), optional=True)
-        for name in ("max_model_len", "max_num_batched_tokens", "kv_cache_memory", "num_threads"):
+        for name in ("max_model_len", "max_num_batched_tokens", "kv_cache_memory"):
             if getattr(self, name) is not None:
                 _check_integer(name, getattr(self, name), 1)
+        if self.num_threads is not None:
+            _check_integer("num_threads", self.num_threads, 1, MAX_THREADS)
         self._check_speculation()
-        _check_integer("max_num_seqs", self.max_num_seqs, 1)
+        _check_integer("max_num_seqs", self.max_num_seqs, 1, MAX_SEQS)
         _check_integer("max_logprobs", self.max_logprobs, 0)
         _check_integer("seed", self.seed, 0, 2**64 - 1)
         _check_integer("block_size", self.block_size, 1)
@@ -136,6 +143,8 @@ class EngineConfig:
         _check_choice("draft_sample_method", self.draft_sample_method, DRAFT_SAMPLE_METHODS)
         _check_choice("rejection_sample_method", self.rejection_sample_method, REJECTION_SAMPLE_METHODS)
         if self.speculation not in ("off", "auto"):
+            if isinstance(self.speculation, str):
+                raise ConfigError(f"speculation must be off, auto or a number, got {self.speculation!r}")
             _check_integer("speculation", self.speculation, 1)
         _check_acceptance(self.spec_synthetic_acceptance)
         _check_integer("max_drafts", self.max_drafts, 0)
@@ -153,7 +162,7 @@ class EngineConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> EngineConfig:
-        """The configuration with these fields, the others at their defaults."""
+        """The configuration with these fields, the others at their defaults; a path is its text."""
         names = [field.name for field in fields(cls)]
         for name in values:
             if name not in names:
@@ -162,7 +171,8 @@ class EngineConfig:
                 raise ConfigError(f"the engine has no option {name!r}{hint}")
         if "model" not in values:
             raise ConfigError("model must be given")
-        return cls(**values)
+        texts = {name: fspath(value) for name, value in values.items() if isinstance(value, PathLike)}
+        return cls(**{**values, **texts})
 
     def to_json(self) -> str:
         """The configuration as a JSON object, every field present."""

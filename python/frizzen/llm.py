@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import math
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from operator import mul
+from os import PathLike
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -44,7 +46,8 @@ class LLM:
     """A model, ready to generate.
 
     Everything runs on the calling thread: an exception is the original one, Ctrl-C stops the generation and
-    the object stays usable. Use it as a context manager, or ``close`` it, to free the model at a known point.
+    the object stays usable. It belongs to the thread that made it. Use it as a context manager, or ``close``
+    it, to free the model at a known point.
 
     Args:
         model: A name of the catalogue (``smollm2-135m``), a directory, a file, or a Hugging Face id.
@@ -55,13 +58,14 @@ class LLM:
         LoadError: the model cannot be loaded.
     """
 
-    def __init__(self, model: str, **options: Any) -> None:
+    def __init__(self, model: str | PathLike[str], **options: Any) -> None:
         # The extension and torch are loaded here and not with the module: importing frizzen stays cheap.
         from frizzen._core import Engine
 
         prepare_plugins(options.get("reasoning_parser_plugin"), options.get("tool_parser_plugin"))
         self.config = EngineConfig.from_dict({"model": model, **options})
         self._engine: Engine | None = Engine(self.config.to_json())
+        self._thread = threading.get_ident()
         self._texts: dict[int, str] = {}
 
     def generate(
@@ -110,6 +114,8 @@ class LLM:
             raise RequestError(
                 "continue_final_message needs add_generation_prompt=False: a turn is either new or continued"
             )
+        if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
+            raise RequestError(f"messages must be a list of messages, got {type(messages).__name__}")
         if not messages:
             raise RequestError("messages must not be empty")
         conversations = [messages] if isinstance(messages[0], Mapping) else messages
@@ -290,11 +296,17 @@ class LLM:
         plan: dict[str, Any] = json.loads(self._open().plan_json)
         return plan
 
+    @property
+    def start(self) -> list[dict[str, Any]]:
+        """What the start took: ``phase`` and its ``seconds``, in order; ``before`` began with the process."""
+        phases: list[dict[str, Any]] = json.loads(self._open().info_json)["start"]
+        return phases
+
     def close(self) -> None:
         """Frees the model; a second call does nothing."""
-        engine, self._engine = self._engine, None
-        if engine is not None:
-            engine.close()
+        if self._engine is not None:
+            self._open().close()
+            self._engine = None
 
     def __enter__(self) -> LLM:
         return self
@@ -307,6 +319,8 @@ class LLM:
     def _open(self) -> Engine:
         if self._engine is None:
             raise RuntimeError("this LLM is closed")
+        if threading.get_ident() != self._thread:
+            raise RuntimeError("an LLM belongs to the thread that made it, and this is another one")
         return self._engine
 
     def _run(

@@ -1,13 +1,16 @@
-"""Progress on standard error: a bar for generation, a line for each long phase of a start."""
+"""Progress on standard error: a bar for generation, a line for each long phase of a start, its timeline."""
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
-__all__ = ["ProgressBar", "phase"]
+__all__ = ["ProgressBar", "Timeline", "phase", "process_age"]
 
 WIDTH = 24
 INTERVAL = 0.1
@@ -73,3 +76,40 @@ def phase(name: str) -> Iterator[Callable[[int, int], None]]:
         bar.draw(f"{name}: {time.monotonic() - started:.1f} s")
     finally:
         bar.close()
+
+
+class Timeline:
+    """Seconds of the phases of a start, without a gap between them; ``before`` began with the process."""
+
+    def __init__(self, age: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._last = clock()
+        self.phases: dict[str, float] = {"before": age}
+
+    def mark(self, name: str) -> None:
+        """Ends the phase ``name``, which may have been there before."""
+        now = self._clock()
+        self.phases[name] = self.phases.get(name, 0.0) + now - self._last
+        self._last = now
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """``phase`` and its ``seconds``, in order."""
+        return [{"phase": name, "seconds": round(seconds, 3)} for name, seconds in self.phases.items()]
+
+    def table(self) -> str:
+        """A line per phase: its seconds, and seconds since the process began."""
+        lines, at = [], 0.0
+        for name, seconds in self.phases.items():
+            at += seconds
+            lines.append(f"  {name:<17} {seconds:7.2f} s  until {at:7.2f} s")
+        return "\n".join([f"started in {at:.2f} s", *lines])
+
+
+def process_age(stat: Path = Path("/proc/self/stat")) -> float:
+    """Seconds since this process began; 0 where the system does not say."""
+    try:
+        # The 20th number behind the name, which may hold blanks, is the start in ticks since the boot.
+        ticks = int(stat.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[19])
+        return max(time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"), 0.0)
+    except (OSError, ValueError, IndexError, AttributeError):
+        return 0.0

@@ -32,6 +32,9 @@ class TokenArray(Protocol):
         """The elements as Python integers."""
 
 
+_BYTES = (bytes, bytearray)
+"""Sequences of integers that are no token ids: text that was not decoded."""
+
 Prompt = str | Sequence[int] | TextPrompt | TokensPrompt | TokenArray
 
 
@@ -40,7 +43,7 @@ def normalise(prompts: Prompt | Sequence[Prompt]) -> list[str | list[int]]:
     batch: object = prompts.tolist() if isinstance(prompts, TokenArray) else prompts
     if isinstance(batch, str | Mapping):
         return [_one(batch, "prompt")]
-    if not isinstance(batch, Sequence):
+    if not isinstance(batch, Sequence) or isinstance(batch, _BYTES):
         raise RequestError(f"prompts must be text, token ids or a list of these, got {type(batch).__name__}")
     # A list of numbers is one prompt in tokens.
     if batch and isinstance(batch[0], Real):
@@ -59,11 +62,22 @@ def _one(prompt: object, name: str) -> str | list[int]:
             raise RequestError(f"{name}: {key} must not be of type {type(value).__name__}")
         return _one(value, name)
     if isinstance(prompt, str):
-        return prompt
+        return _text(prompt, name)
     tokens: object = prompt.tolist() if isinstance(prompt, TokenArray) else prompt
-    if not isinstance(tokens, Sequence):
+    if not isinstance(tokens, Sequence) or isinstance(tokens, _BYTES):
         raise RequestError(f"{name} must be text or token ids, got {type(tokens).__name__}")
     return [_token(token, f"{name}: token {place}") for place, token in enumerate(tokens)]
+
+
+def _text(text: str, name: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        found = text[error.start]
+        raise RequestError(
+            f"{name} must be Unicode text, got the lone surrogate {found!r} at {error.start}"
+        ) from error
+    return text
 
 
 def _token(token: object, name: str) -> int:

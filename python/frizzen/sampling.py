@@ -12,6 +12,8 @@ from typing import Any
 __all__ = ["SamplingParams", "StructuredOutputsParams"]
 
 MAX_SEED = 2**64 - 1
+MAX_COUNT = 2**32 - 1
+"""What the engine counts tokens in."""
 
 
 STRUCTURED_KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
@@ -204,12 +206,12 @@ class SamplingParams:
     def _check_lengths(self) -> None:
         for name, least, most in (
             ("n", 1, None),
-            ("min_tokens", 0, None),
-            ("top_k", -1, None),
-            ("max_tokens", 1, None),
+            ("min_tokens", 0, MAX_COUNT),
+            ("top_k", -1, MAX_COUNT),
+            ("max_tokens", 1, MAX_COUNT),
             ("seed", 0, MAX_SEED),
-            ("logprobs", 0, None),
-            ("prompt_logprobs", 0, None),
+            ("logprobs", 0, MAX_COUNT),
+            ("prompt_logprobs", 0, MAX_COUNT),
         ):
             value = getattr(self, name)
             optional = name in ("max_tokens", "seed", "logprobs", "prompt_logprobs")

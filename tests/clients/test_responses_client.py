@@ -177,6 +177,24 @@ def test_stored_responses_come_back_and_unstored_ones_do_not(plain: openai.OpenA
         plain.responses.cancel(kept.id)
 
 
+def test_a_stream_in_the_background_is_resumed_where_it_broke_off(client: openai.OpenAI) -> None:
+    seen = []
+    for event in client.responses.create(
+        model="mock", input="Weather?", tools=TOOLS, background=True, stream=True
+    ):
+        seen.append(event)
+        if len(seen) == 7:
+            break
+    response = seen[0].response
+    assert (response.status, response.background) == ("in_progress", True)
+    rest = client.responses.retrieve(response.id, stream=True, starting_after=seen[-1].sequence_number)
+    seen.extend(rest)
+    assert [event.sequence_number for event in seen] == list(range(len(seen)))
+    assert seen[-1].type == "response.completed"
+    assert client.responses.retrieve(response.id) == seen[-1].response
+    assert list(client.responses.retrieve(response.id, stream=True)) == seen
+
+
 def test_instructions_are_not_carried_over(plain: openai.OpenAI) -> None:
     first = plain.responses.create(model="mock", input="hi", instructions="x" * 100)
     second = plain.responses.create(model="mock", input="hi", previous_response_id=first.id)

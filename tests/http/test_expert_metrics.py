@@ -53,6 +53,7 @@ def test_tokens_by_expert_and_balance_are_exported(url: str) -> None:
         usage = json.load(answer)["usage"]
     text = get(f"{url}/metrics")
     assert re.search(r'^frizzen:kernel_info\{op="moe\.experts",.*impl="\w+"\} 1$', text, re.M)
+    assert re.search(r'^frizzen:start_seconds\{.*engine="0",phase="load"\} [\d.e-]+$', text, re.M)
     tokens, balance = series(text, "expert_tokens_total"), series(text, "expert_balance")
     layers = sorted({layer for layer, _ in tokens})
     assert layers == sorted(layer for layer, _ in balance)

@@ -6,6 +6,7 @@ The interpreter, which runs them elsewhere, knows neither types of branches nor 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from random import Random
@@ -18,8 +19,13 @@ from torch.overrides import TorchFunctionMode
 from frizzen.kernels.facts import Facts, Machine, ShapeValue
 from frizzen.kernels.plan import Candidate, Op, default_registry
 from frizzen.kernels.problems import OPS, SHAPES, Inputs, runs
-from frizzen.worker.lattice import Lattice
-from frizzen.worker.warmup import shapes_of, step_of
+from frizzen.worker import tail
+from frizzen.worker.arena import Arena
+from frizzen.worker.buffers import StepBuffers
+from frizzen.worker.lattice import Lattice, Shape
+from frizzen.worker.rows import PersistentBatch
+from frizzen.worker.warmup import compile_ends, shapes_of, step_of
+from tests.worker.arena_layout import layout
 
 pytestmark = [
     pytest.mark.slow,
@@ -102,6 +108,23 @@ def test_what_a_kernel_launches_compiles_for_an_h200(
 LATENT: dict[str, ShapeValue] = {"nope_dim": 24, "rope_dim": 8, "value_dim": 40, "latent_dim": 48}
 
 
+def run_every_variant(run: Callable[[list[int], int], None], rows: int, compiled: list[Any]) -> None:
+    """Runs the warm-up's steps, then others of up to ``rows`` rows: these bring nothing new."""
+    lattice = Lattice.of(max_rows=rows, max_drafts=3, max_context=8448, max_tokens=8192)
+    for queries, context in shapes_of(lattice):
+        run(list(queries), context)
+    met = {variant.hash for variant in compiled}
+    random = Random(0)
+    for _ in range(60):
+        batch = random.randint(1, rows)
+        single = random.randint(0, batch)
+        queries = [random.choice((2, 3, 5, 17, 60, 100, 130, 300, 900)) for _ in range(batch - single)]
+        while sum(queries) > 8000:
+            queries.pop()
+        run([1] * single + queries or [1], random.choice((300, 600, 3000, 8448)))
+    assert {variant.hash for variant in compiled} == met
+
+
 @pytest.mark.parametrize(("heads", "rows"), [(16, 8), (128, 8)])
 def test_no_step_needs_a_variant_of_latent_attention_that_the_warm_up_has_not_met(
     heads: int, rows: int, compiled: list[Any]
@@ -117,18 +140,52 @@ def test_no_step_needs_a_variant_of_latent_attention_that_the_warm_up_has_not_me
         _, step = step_of(queries, context, 8448 // 16, torch.device("cpu"), 16)
         attend(torch.zeros(step.num_tokens, heads * 32, dtype=torch.bfloat16), kernel.begin(step))
 
-    lattice = Lattice.of(max_rows=rows, max_drafts=3, max_context=8448, max_tokens=8192)
-    for queries, context in shapes_of(lattice):
-        run(list(queries), context)
+    run_every_variant(run, rows, compiled)
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "rows", "dtype"),
+    [(32, 4, 8, torch.float32), (32, 4, 8, torch.bfloat16), (32, 4, 300, torch.bfloat16)],
+)
+def test_no_step_needs_a_variant_of_paged_attention_that_the_warm_up_has_not_met(
+    heads: int, kv_heads: int, rows: int, dtype: torch.dtype, compiled: list[Any]
+) -> None:
+    from frizzen.kernels.triton.paged_attention import PagedAttention
+
+    shape = {"heads": heads, "kv_heads": kv_heads, "head_dim": 64, "scale": 0.1, "window": 0, "block_size": 16}
+    kernel = PagedAttention.build(Facts.of(H200, dtype, shape))
+    attend = kernel.prepare(kernel.allocate(2, torch.device("cpu")))
+
+    def run(queries: list[int], context: int) -> None:
+        _, step = step_of(queries, context, 8448 // 16, torch.device("cpu"), 16)
+        attend(torch.zeros(step.num_tokens, (heads + 2 * kv_heads) * 64, dtype=dtype), kernel.begin(step))
+
+    run_every_variant(run, rows, compiled)
+
+
+@pytest.mark.parametrize("drafts", [0, 3])
+def test_what_stands_around_a_step_has_the_same_kernels_whatever_the_sizes(
+    drafts: int, compiled: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All but the drafts of a row: so they are compiled before the sizes' memory is allocated."""
+    from frizzen.kernels.triton import steps
+
+    allocate = StepBuffers.allocate.__func__  # type: ignore[attr-defined]
+    fused = classmethod(lambda cls, *at: replace(allocate(cls, *at), fill_by=steps.fill_step))
+    monkeypatch.setattr(StepBuffers, "allocate", fused)
+    monkeypatch.setattr(tail, "_end_rows_on", lambda _: steps.end_rows)
+    monkeypatch.setattr(tail, "largest", steps.largest)
+    cpu, width = torch.device("cpu"), 1 + drafts
+    compile_ends(layout(max_rows=1, max_tokens=width, max_drafts=drafts, vocab_size=1), None, cpu)
     met = {variant.hash for variant in compiled}
-    random = Random(0)
-    for _ in range(60):
-        batch = random.randint(1, rows)
-        single = random.randint(0, batch)
-        queries = [random.choice((2, 3, 5, 17, 60, 100, 130, 300, 900)) for _ in range(batch - single)]
-        while sum(queries) > 8000:
-            queries.pop()
-        run([1] * single + queries or [1], random.choice((300, 600, 3000, 8448)))
+    assert len(met) == 4
+    batch = PersistentBatch(max_rows=24, max_blocks=70, max_model_len=1100, vocab_size=97, device=cpu)
+    arena = Arena(layout(max_rows=24, max_tokens=777, max_drafts=drafts), cpu, mirrored=True)
+    buffers, shape = StepBuffers.allocate(arena.device, batch), Shape(24, width, 512)
+    buffers.fill(shape)
+    maximum, tokens = steps.largest(torch.zeros(shape.tokens, 97))
+    ids = buffers.ids[: shape.tokens]
+    steps.end_rows(tail.Greedy(shape, buffers.plan, batch, ids, maximum, tokens, None))
     assert {variant.hash for variant in compiled} == met
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,7 +29,10 @@ from frizzen import ConfigError, EngineConfig
         ("block_size", 12, "block_size must be one of 8, 16, 32, 64, 128, got 12"),
         ("block_size", 16.0, "block_size must be an integer, got 16.0"),
         ("max_logprobs", -1, "max_logprobs must be at least 0, got -1"),
+        ("max_num_seqs", 10**9, "max_num_seqs must be at most 65536, got 1000000000"),
+        ("num_threads", 10**6, "num_threads must be at most 1024, got 1000000"),
         ("seed", -1, "seed must be at least 0, got -1"),
+        ("speculation", "on", "speculation must be off, auto or a number, got 'on'"),
         ("strict", "yes", "strict must be true or false, got 'yes'"),
     ],
 )
@@ -36,6 +40,11 @@ def test_a_wrong_value_is_refused_with_field_value_and_limit(field: str, value: 
     values: dict[str, Any] = {"model": "m", field: value}
     with pytest.raises(ConfigError, match=message):
         EngineConfig(**values)
+
+
+def test_a_path_is_its_text() -> None:
+    config = EngineConfig.from_dict({"model": Path("a") / "b", "tokenizer": Path("c")})
+    assert (config.model, config.tokenizer) == ("a/b", "c")
 
 
 def test_json_keeps_every_field() -> None:

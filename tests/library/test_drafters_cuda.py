@@ -34,7 +34,7 @@ def test_greedy_text_is_that_of_no_speculation(
     """Float32, every length, one row and eight; no kernel is compiled when requests are served."""
     workers: list[Worker] = []
     build = launch.build
-    monkeypatch.setattr(launch, "build", lambda config: workers.append(build(config)) or workers[-1])
+    monkeypatch.setattr(launch, "build", lambda *begun: workers.append(build(*begun)) or workers[-1])
     if name == "suffix":
         path, options = str(tiny_checkpoint("llama")), {"drafter": "suffix"}
     else:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import math
 import os
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ import pytest
 import torch
 
 from frizzen import LLM, RequestError, SamplingParams
+from frizzen.worker import launch
 from frizzen.worker.worker import Worker
 from tests.conftest import CheckpointMaker
 
@@ -226,3 +229,45 @@ def test_the_progress_bar_counts_to_the_end(llm: LLM, capsys: pytest.CaptureFixt
 def test_the_plan_is_what_the_worker_decided(llm: LLM) -> None:
     assert {entry["name"] for entry in llm.plan["decisions"]} >= {"dtype", "max_model_len", "threads"}
     assert any(kernel["op"] == "attention.paged" for kernel in llm.plan["kernels"])
+
+
+@pytest.fixture
+def uncollected() -> Iterator[None]:
+    """No garbage is collected within: what is in a cycle stays."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("uncollected")
+@pytest.mark.parametrize("options", [{}, {"drafter": "ngram"}, {"enforce_eager": True}], ids=str)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_closed_llm_keeps_nothing_of_its_model(
+    tiny_checkpoint: CheckpointMaker, monkeypatch: pytest.MonkeyPatch, device: str, options: dict[str, Any]
+) -> None:
+    made: list[weakref.ref[Any]] = []
+    build = launch.build
+
+    def building(*begun: Any) -> Worker:
+        worker = build(*begun)
+        made.extend((weakref.ref(worker), weakref.ref(worker._model)))
+        return worker
+
+    monkeypatch.setattr(launch, "build", building)
+    before = torch.cuda.memory_allocated() if device == "cuda" else 0
+    options = options | {"device": device, "kv_cache_memory": 2**28, "max_num_seqs": 8}
+    with tiny_llm(tiny_checkpoint("llama"), **options) as llm:
+        llm.generate(PROMPTS, GREEDY)
+        llm.generate(PROMPTS, GREEDY)
+    assert [reference() for reference in made] == [None, None]
+    if device == "cuda":
+        # Libraries keep what they work in; it is less than the cache was.
+        assert torch.cuda.memory_allocated() < before + 2**27
+
+
+def test_what_the_phases_of_its_start_took_is_known(tiny_checkpoint: CheckpointMaker) -> None:
+    with tiny_llm(tiny_checkpoint("llama"), device="cpu") as llm:
+        names, seconds = ([phase[key] for phase in llm.start] for key in ("phase", "seconds"))
+    assert names == ["before", "import", "device", "plan", "load", "allocate", "compile", "warm up"]
+    assert min(seconds) >= 0

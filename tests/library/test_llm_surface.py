@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -178,6 +179,21 @@ def test_the_progress_bar_is_shown_when_asked_and_never_in_a_log_by_default(
     drawn = capsys.readouterr().err
     assert "2/2 requests" in drawn
     assert drawn.endswith(" tokens/s\n")
+
+
+@pytest.mark.parametrize("messages", ["hi", {"role": "user", "content": "hi"}, 5])
+def test_messages_that_are_no_list_are_refused(llm: LLM, messages: Any) -> None:
+    with pytest.raises(RequestError, match=f"must be a list of messages, got {type(messages).__name__}"):
+        llm.chat(messages)
+
+
+def test_another_thread_is_told_that_the_llm_is_not_its_own_pounce_477(llm: LLM) -> None:
+    with ThreadPoolExecutor(1) as other:
+        for use in (lambda: llm.generate("a"), llm.close):
+            with pytest.raises(RuntimeError, match="belongs to the thread that made it"):
+                other.submit(use).result()
+    assert engine_of(llm).closed == 0
+    assert len(llm.generate("a")) == 1
 
 
 def test_a_closed_llm_says_so(llm: LLM) -> None:

@@ -53,6 +53,9 @@ def test_torch_tensors_are_prompts() -> None:
         ({"prompt": "a", "prompt_token_ids": [1]}, "prompt must have the key"),
         ({"prompt": [1]}, "prompt: prompt must not be of type list"),
         ({"prompt_token_ids": "a"}, "prompt: prompt_token_ids must not be of type str"),
+        (b"ab", "prompts must be text, token ids or a list of these, got bytes"),
+        (["a", b"ab"], "prompt 1 must be text or token ids, got bytes"),
+        (["a", "b\ud800"], r"prompt 1 must be Unicode text, got the lone surrogate '\\ud800' at 1"),
         (np.array([0.5]), "prompt: token 0 must be a token id, got 0.5"),
     ],
 )

@@ -29,6 +29,8 @@ from frizzen import SamplingParams
         ("repetition_penalty", 0.0, "repetition_penalty must be greater than 0 and finite, got 0.0"),
         ("max_tokens", 0, "max_tokens must be at least 1, got 0"),
         ("max_tokens", -3, "max_tokens must be at least 1, got -3"),
+        ("max_tokens", 2**32, "max_tokens must be at most 4294967295, got 4294967296"),
+        ("top_k", 2**40, "top_k must be at most 4294967295, got 1099511627776"),
         ("min_tokens", 17, "min_tokens must not exceed max_tokens, got 17 over 16"),
         ("n", 4, "n must be 1, got 4"),
         ("seed", -1, "seed must be at least 0, got -1"),

@@ -145,6 +145,18 @@ def test_a_complete_text_ends_whatever_is_said_of_end_tokens_vllm_29632(llm: LLM
         assert output.stop_reason is None
 
 
+def test_a_complete_text_ends_with_drafts_too_vllm_53665(
+    tiny_checkpoint: CheckpointMaker,
+) -> None:
+    with tiny_llm(tiny_checkpoint("llama"), drafter="suffix", speculation=8) as llm:
+        for changes in ({"ignore_eos": True}, {"min_tokens": 30}, {"logit_bias": {257: -100.0}}):
+            # The second request drafts the whole text of the first one, and would draft past its end.
+            for _ in range(3):
+                params = constrained({"const": "the only text"}, seed=3, **changes)
+                output = llm.generate([[65]], params)[0].outputs[0]
+                assert (output.text, output.finish_reason) == ('"the only text"', "stop")
+
+
 def test_blank_space_ends_however_much_it_is_wanted_vllm_38696(llm: LLM) -> None:
     schema = {
         "type": "object",

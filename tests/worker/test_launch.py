@@ -88,7 +88,7 @@ def test_sampled_text_depends_on_its_seed_and_not_on_the_batch(tiny_checkpoint: 
 def test_the_worker_tells_the_engine_what_it_is(tiny_checkpoint: CheckpointMaker) -> None:
     path = tiny_checkpoint("llama")
     info = build(path, max_model_len=100, served_model_name="tiny", max_logprobs=1000).info
-    plan = info.pop("plan")
+    plan, start = info.pop("plan"), info.pop("start")
     per_token = 2 * 2 * 2 * 16 * 4
     assert info == {
         "model": "tiny",
@@ -104,6 +104,7 @@ def test_the_worker_tells_the_engine_what_it_is(tiny_checkpoint: CheckpointMaker
         "device": "cpu",
         "dtype": "float32",
     }
+    assert start[0]["phase"] == "before"
     assert plan["memory"]["kv_per_token"] == per_token
     assert {"name": "max_model_len", "value": "100", "reason": "the configuration"} in plan["decisions"]
 

@@ -78,7 +78,8 @@ class ExpertLoad:
         # The column behind the last expert takes the id -1.
         columns = num_experts + 1
         self._counts = torch.zeros(len(layers), columns, dtype=torch.int64, device=device)
-        self._rows = torch.arange(len(layers), device=device).view(-1, 1) * columns
+        # Not on the device: on torch's device ``meta``, arange brings in a compiler, which takes seconds.
+        self._rows = (torch.arange(len(layers)).view(-1, 1) * columns).to(device)
         self._one = torch.ones((), dtype=torch.int64, device=device)
         self._ids: list[Tensor] = []
 

@@ -6,15 +6,14 @@ The file stays mapped only while it is read; nothing of it is kept but the weigh
 from __future__ import annotations
 
 import ctypes
-import gc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
 from frizzen import catalog
+from frizzen.collection import without_collection
 from frizzen.errors import LoadError
 from frizzen.kernels.facts import default_dtype
 from frizzen.kernels.plan import PlanBuilder
@@ -79,18 +78,6 @@ class LoadRequest:
     """How the model is spread over devices."""
 
 
-@contextmanager
-def _without_collection() -> Iterator[None]:
-    """Keeps Python's collector from looking at tens of thousands of parameters again and again."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
 @dataclass(frozen=True, slots=True)
 class Rehearsed:
     """What is known of a model without reading it."""
@@ -115,7 +102,7 @@ class OpenModel:
 
 
 @torch.inference_mode()
-@_without_collection()
+@without_collection()
 def load_model(request: LoadRequest, plan: PlanBuilder) -> CausalLM | PoolingModel:
     """Builds the model; ``plan`` chooses its kernels and keeps the record.
 

@@ -160,7 +160,7 @@ class Vocabulary:
         ids = None
         if weights.has("d2t"):
             steps = context.take("d2t", dtype=torch.int64)
-            ids = torch.arange(draft_size, device=steps.device) + steps
+            ids = torch.arange(draft_size).to(steps.device) + steps
             for worst in () if ids.is_meta else (int(ids.min()), int(ids.max())):
                 if not 0 <= worst < size:
                     raise UnsupportedModelError(

@@ -203,12 +203,18 @@ class Arena:
         self._done = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
         offsets = {name: offset for name, _, _, offset in layout.sections}
         # The sections lie in the order in which a step needs them: plan, admissions, results,
-        # log-probabilities; and, each with a copy of its own, masks and vectors of tokens.
-        self._admissions = offsets["admit_rows"]
-        self._results = offsets["num_sampled"]
-        self._logprobs = offsets["logprobs"]
-        self._prompt = offsets["prompt_logprobs"]
-        self._masks = offsets["mask_rows"]
+        # log-probabilities; and, each with a copy of its own, masks and vectors of tokens. What is copied is
+        # cut out once, since with drafts the device waits for the host between two steps.
+        self._plan = self._both(0, offsets["admit_rows"])
+        self._admissions = self._both(0, offsets["num_sampled"])
+        start = offsets["num_sampled"]
+        self._results = self._both(start, offsets["logprobs"])
+        self._logprobs = self._both(start, offsets["prompt_logprobs"])
+        self._prompt = self._both(start, offsets["mask_rows"])
+
+    def _both(self, start: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Some of the bytes, of the host's side and of the device's."""
+        return self._host_bytes[start:end], self._device_bytes[start:end]
 
     @property
     def address(self) -> tuple[int, int]:
@@ -229,9 +235,8 @@ class Arena:
     def upload(self, *, admissions: bool) -> None:
         """Brings the plan to the device, in stream order."""
         if self._mirrored:
-            self._copy(
-                self._device_bytes, self._host_bytes, 0, self._results if admissions else self._admissions
-            )
+            host, device = self._admissions if admissions else self._plan
+            device.copy_(host, non_blocking=True)
 
     def upload_masks(self, count: int) -> None:
         """Brings the step's ``count`` masks to the device, in stream order."""
@@ -249,12 +254,12 @@ class Arena:
         if token_vectors:
             vectors = self.device.token_vectors[:token_vectors]
             self.host.token_vectors[:token_vectors].copy_(vectors, non_blocking=True)
-        end = self._logprobs
-        if Results.PROMPT_LOGPROBS in results:
-            end = self._masks
-        elif Results.LOGPROBS in results:
-            end = self._prompt
-        self._copy(self._host_bytes, self._device_bytes, self._results, end)
+        host, device = self._results
+        if results & Results.PROMPT_LOGPROBS:
+            host, device = self._prompt
+        elif results & Results.LOGPROBS:
+            host, device = self._logprobs
+        host.copy_(device, non_blocking=True)
         if self._done is not None:
             self._done.record()
 
@@ -262,10 +267,6 @@ class Arena:
         """Waits for the last ``download``; other threads may run meanwhile."""
         if self._done is not None:
             self._done.synchronize()
-
-    @staticmethod
-    def _copy(target: torch.Tensor, source: torch.Tensor, start: int, end: int) -> None:
-        target[start:end].copy_(source[start:end], non_blocking=True)
 
 
 def to_device(

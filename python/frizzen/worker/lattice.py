@@ -6,6 +6,7 @@ lengths are read on the device. So a shape is a bound, and the lattice is where 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -112,4 +113,5 @@ def _up_to(bounds: list[int] | tuple[int, ...], last: int) -> tuple[int, ...]:
 
 
 def _at_least(bounds: tuple[int, ...], value: int) -> int | None:
-    return next((bound for bound in bounds if bound >= value), None)
+    place = bisect_left(bounds, value)
+    return bounds[place] if place < len(bounds) else None

@@ -23,10 +23,11 @@ from frizzen.kernels.stand_ins import KernelFaultError, Watch
 from frizzen.loading.load import load_model, return_free_memory
 from frizzen.models.base import CausalLM
 from frizzen.models.pooling import PoolingModel
-from frizzen.progress import phase
+from frizzen.progress import Timeline, phase, process_age
 from frizzen.speculate.drafting import Drafting
 from frizzen.speculate.load import DRAFTERS, LoadedDrafter
 from frizzen.worker import drafter as drafters
+from frizzen.worker.ahead import Ahead
 from frizzen.worker.buffers import StepBuffers
 from frizzen.worker.graphs import CudaCapture, GraphRunner
 from frizzen.worker.lattice import Lattice
@@ -36,7 +37,7 @@ from frizzen.worker.meter import Meter, budget_of
 from frizzen.worker.pooling import PoolingWorker
 from frizzen.worker.preview import Preview, load_drafter, load_request, memory_json, preview
 from frizzen.worker.sizes import Sizes, default_kv_memory, resolve_sizes
-from frizzen.worker.warmup import compile_steps, run_steps
+from frizzen.worker.warmup import compile_ends, compile_steps, run_steps
 from frizzen.worker.worker import Worker
 
 __all__ = ["Loaded", "build", "load", "plan_of_start", "preview_described", "preview_here"]
@@ -86,10 +87,11 @@ class Loaded:
         return replace(self, ledger=self.ledger.measured(kv_cache=cache, reserve=besides))
 
 
-def build(config_json: str) -> Worker:
+def build(config_json: str, ahead: Ahead | None = None) -> Worker:
     """Builds the worker for an ``EngineConfig`` in JSON, on the thread that will call it.
 
-    The plan and the memory ledger go to standard error.
+    The plan, the memory ledger and the timeline go to standard error. ``ahead`` is what ``start.build`` has
+    begun.
 
     Raises:
         ConfigError: a value is wrong, or does not fit the model.
@@ -98,17 +100,19 @@ def build(config_json: str) -> Worker:
         PlanError: no kernel serves a layer, or ``strict`` forbids to start without a better one.
     """
     sys.setswitchinterval(SWITCH_INTERVAL)
-    return _start(EngineConfig.from_json(config_json), show=True)
+    return _start(EngineConfig.from_json(config_json), ahead, show=True)
 
 
 def load(config: EngineConfig) -> Loaded:
     """Loads the model and decides everything that depends on it; shows the plan on standard error."""
-    return _without_faulty_kernels(_builder(config), lambda builder: _load(config, builder, show=True))
+    timeline = Timeline(process_age())
+    builder = _builder(config, timeline)
+    return _without_faulty_kernels(builder, lambda builder: _load(config, builder, timeline, show=True))
 
 
 def plan_of_start(config: EngineConfig) -> dict[str, Any]:
     """The plan of a start, as JSON, by starting: with what was measured. Raises as ``build`` does."""
-    worker = _start(config, show=False)
+    worker = _start(config, None, show=False)
     plan: dict[str, Any] = worker.info["plan"]
     worker.shutdown()
     return plan
@@ -116,7 +120,7 @@ def plan_of_start(config: EngineConfig) -> dict[str, Any]:
 
 def preview_here(config: EngineConfig) -> dict[str, Any]:
     """The plan of a start on this machine, as JSON, from headers alone; raises as ``build`` does."""
-    builder = _builder(config)
+    builder = _builder(config, Timeline(0))
     device = torch.device(_choose_device(config))
     return _strictly(config, preview(config, builder, lambda: budget_of(device)))
 
@@ -139,11 +143,16 @@ def _strictly(config: EngineConfig, found: Preview) -> dict[str, Any]:
     return found.to_json()
 
 
-def _start(config: EngineConfig, *, show: bool) -> Worker:
-    def start(builder: PlanBuilder) -> Worker:
-        return _worker(_load(config, builder, show), show)
+def _start(config: EngineConfig, ahead: Ahead | None, *, show: bool) -> Worker:
+    if ahead is None:
+        with Ahead(config) as begun:
+            return _start(config, begun, show=show)
+    ahead.hash_compiler()
 
-    return _without_faulty_kernels(_builder(config), start)
+    def start(builder: PlanBuilder) -> Worker:
+        return _worker(_load(config, builder, ahead.timeline, show), ahead, show)
+
+    return _without_faulty_kernels(_builder(config, ahead.timeline), start)
 
 
 def _without_faulty_kernels(builder: PlanBuilder, start: Callable[[PlanBuilder], T]) -> T:
@@ -162,7 +171,7 @@ def _without_faulty_kernels(builder: PlanBuilder, start: Callable[[PlanBuilder],
         gc.collect()
 
 
-def _worker(loaded: Loaded, show: bool) -> Worker:
+def _worker(loaded: Loaded, ahead: Ahead, show: bool) -> Worker:
     config, model, sizes = loaded.config, loaded.model, loaded.sizes
     with phase(f"allocate {sizes.num_blocks} KV blocks, {sizes.kv_bytes / 2**20:,.0f} MiB"):
         model.allocate_kv(sizes.num_blocks, config.block_size)
@@ -170,10 +179,11 @@ def _worker(loaded: Loaded, show: bool) -> Worker:
         if loaded.drafter is not None and isinstance(model, CausalLM):
             drafting = drafters.drafting(config, loaded.drafter, model, sizes.num_blocks)
     loaded.meter.start_peak()
-    late_compiles = _warm_up(loaded, drafting)
+    ahead.timeline.mark("allocate")
+    late_compiles = _warm_up(loaded, drafting, ahead)
     loaded = loaded.warm()
     if show:
-        sys.stderr.write(loaded.ledger.table() + "\n")
+        sys.stderr.write(loaded.ledger.table() + "\n" + ahead.timeline.table() + "\n")
     info = {
         "model": config.served_model_name or config.model,
         "vocab_size": model.config.vocab_size,
@@ -188,6 +198,7 @@ def _worker(loaded: Loaded, show: bool) -> Worker:
         "device": str(model.device),
         "dtype": str(model.dtype).removeprefix("torch."),
         "plan": loaded.plan_json(),
+        "start": ahead.timeline.to_json(),
     }
     if isinstance(model, PoolingModel):
         info |= {"pooling": model.pooling.to_json(), "max_logprobs": 0}
@@ -208,19 +219,21 @@ def _worker(loaded: Loaded, show: bool) -> Worker:
     )
 
 
-def _builder(config: EngineConfig) -> PlanBuilder:
+def _builder(config: EngineConfig, timeline: Timeline) -> PlanBuilder:
     device, threads = _choose_device(config), _set_threads(config)
     check = SelfTest() if config.self_test else None
     builder = PlanBuilder(default_registry(), detect_machine(device), check)
     builder.decide(
         "threads", str(threads), "num_threads" if config.num_threads else "the CPUs of this process"
     )
+    timeline.mark("device")
     return builder
 
 
-def _load(config: EngineConfig, builder: PlanBuilder, show: bool) -> Loaded:
+def _load(config: EngineConfig, builder: PlanBuilder, timeline: Timeline, show: bool) -> Loaded:
     device = torch.device(_choose_device(config))
     expected = preview(config, builder, lambda: budget_of(device))
+    timeline.mark("plan")
     if config.strict:
         expected.plan.strict()
     ledger, watch = expected.ledger, Watch()
@@ -255,6 +268,7 @@ def _load(config: EngineConfig, builder: PlanBuilder, show: bool) -> Loaded:
     if ledger.weights >= LEAST_MEASURED or device.type != "cpu":
         ledger = ledger.measured(weights=taken)
     layers = builder.distinct_layers(2)
+    timeline.mark("load")
     return Loaded(config, model, sizes, plan, ledger, watch, meter, graphs, layers, drafter)
 
 
@@ -294,7 +308,7 @@ def _graphs(loaded: Loaded) -> Callable[[StepBuffers], GraphRunner] | None:
 
 
 @torch.inference_mode()
-def _warm_up(loaded: Loaded, drafting: Drafting | None) -> Counter[str]:
+def _warm_up(loaded: Loaded, drafting: Drafting | None, ahead: Ahead) -> Counter[str]:
     """Compiles and starts everything; what is compiled later is counted in the result, by kernel."""
     model, late_compiles, late = loaded.model, Counter[str](), None
     if model.device.type == "cuda" and importlib.util.find_spec("triton") is not None:
@@ -302,22 +316,45 @@ def _warm_up(loaded: Loaded, drafting: Drafting | None) -> Counter[str]:
 
         late = LateCompiles(late_compiles)
         if loaded.graphs is not None and isinstance(model, CausalLM):
-            with phase("compile kernels"), compile_only(available_cpus()) as settle:
+            helpers = ahead.helpers()
+            with phase("compile kernels"), compile_only(available_cpus(), helpers) as settle:
                 few = model.of_layers(loaded.distinct_layers)
                 compile_steps(few, loaded.graphs, model.device, loaded.config.block_size, settle)
+                _compile_ends(loaded)
                 if drafting is not None and loaded.drafter is not None:
                     drafters.compile_drafts(model, loaded.drafter, drafting, loaded.graphs, settle)
+            if helpers is not None and (summary := helpers.summary()) is not None:
+                sys.stderr.write(summary + "\n")
+    ahead.timeline.mark("compile")
     with phase("warm up"):
         run_steps(model, model.device, loaded.config.block_size)
         if drafting is not None and isinstance(model, CausalLM):
             tapped = drafters.stepping(model, loaded.drafter)
             drafters.warm_up(tapped, drafting, loaded.max_drafts, model.device, loaded.config.block_size)
+    ahead.timeline.mark("warm up")
     if late is not None:
         late.watch()
     if isinstance(model, CausalLM) and model.expert_load is not None:
         # Nothing of it was real.
         model.expert_load.reset()
     return late_compiles
+
+
+def _compile_ends(loaded: Loaded) -> None:
+    from frizzen._core import ArenaLayout
+
+    drafts = loaded.max_drafts
+    layout = ArenaLayout(
+        max_rows=1,
+        max_tokens=1 + drafts,
+        max_drafts=drafts,
+        max_logprobs=1,
+        max_block_deltas=1,
+        max_history=1,
+        max_rules=1,
+        vocab_size=1,
+    )
+    compile_ends(layout, loaded.config.spec_synthetic_acceptance, loaded.model.device)
 
 
 def _choose_device(config: EngineConfig) -> str:

@@ -27,12 +27,13 @@ from frizzen.speculate.drafter import Seen
 from frizzen.speculate.drafting import Drafting, Sampling
 from frizzen.speculate.verify import DraftRows, forced, verify
 from frizzen.worker.arena import Sections, num_rows
+from frizzen.worker.buffers import StepBuffers
 from frizzen.worker.graphs import Graph, GraphRunner, Replayed
 from frizzen.worker.lattice import Shape
 from frizzen.worker.results import write_proposed
 from frizzen.worker.rows import PersistentBatch
 
-__all__ = ["Greedy", "Tails", "end_rows"]
+__all__ = ["Greedy", "Tails", "end_nothing", "end_rows"]
 
 
 class _Key(NamedTuple):
@@ -92,6 +93,25 @@ def end_rows(step: Greedy) -> tuple[torch.Tensor, torch.Tensor]:
     return verified.last, drafts.index[:, -1] - drafts.index[:, 0] - reached
 
 
+def _end_rows_on(device: torch.device) -> EndRows:
+    if device.type == "cuda" and find_spec("triton") is not None:
+        from frizzen.kernels.triton import steps
+
+        return steps.end_rows
+    return end_rows
+
+
+def end_nothing(buffers: StepBuffers, acceptance: torch.Tensor | None) -> None:
+    """Launches all that stands around the model in a step of a graph, for a step without rows.
+
+    The kernels are those of any step: they know sizes as numbers only, but for the most drafts of a row.
+    """
+    shape, batch, one = Shape(1, 1, 1), buffers.batch, buffers.ids[:1]
+    buffers.fill(shape)
+    maximum, tokens = largest(torch.zeros(1, 2, device=one.device))
+    _end_rows_on(one.device)(Greedy(shape, buffers.plan, batch, one, maximum, tokens, acceptance))
+
+
 class Tails:
     """Graphs of the steps' ends, captured when a step has missed one.
 
@@ -118,11 +138,7 @@ class Tails:
         self._acceptance = acceptance
         self._padding = len(batch.last_sampled) - 1
         """The persistent row of rows that are padding."""
-        self._end_rows: EndRows = end_rows
-        if batch.last_sampled.device.type == "cuda" and find_spec("triton") is not None:
-            from frizzen.kernels.triton import steps
-
-            self._end_rows = steps.end_rows
+        self._end_rows = _end_rows_on(batch.last_sampled.device)
         self._graphs: dict[_Key, Graph] = {}
         self._missed: tuple[_Key, Replayed] | None = None
         self._seconds = 0.0
@@ -146,12 +162,8 @@ class Tails:
         return True
 
     def warm_up(self) -> None:
-        """Ends a step without rows, so that none waits for kernels to be compiled."""
-        buffers, shape = self._forward.buffers, Shape(1, 1, 1)
-        buffers.fill(shape)
-        one = buffers.ids[:1]
-        maximum, tokens = largest(torch.zeros(1, 2, device=one.device))
-        self._end_rows(Greedy(shape, buffers.plan, self._batch, one, maximum, tokens, self._acceptance))
+        """Ends a step without rows, so that none waits for libraries that initialise on first use."""
+        end_nothing(self._forward.buffers, self._acceptance)
 
     def after_step(self) -> bool:
         """Captures what the last step missed; whether there was something."""

@@ -13,9 +13,13 @@ from typing import Protocol
 import torch
 
 from frizzen.step import StepContext
+from frizzen.worker.arena import Arena, ArenaLayout
+from frizzen.worker.buffers import StepBuffers
 from frizzen.worker.lattice import Lattice
+from frizzen.worker.rows import PersistentBatch
+from frizzen.worker.tail import end_nothing
 
-__all__ = ["Warmed", "compile_steps", "run_steps", "shapes_of", "step_of"]
+__all__ = ["Warmed", "compile_ends", "compile_steps", "run_steps", "shapes_of", "step_of"]
 
 
 class Warmed(Protocol):
@@ -67,22 +71,35 @@ def compile_steps(
         settle()
 
 
+def compile_ends(layout: ArenaLayout, acceptance: float | None, device: torch.device) -> None:
+    """Does the same for what stands around the model in a step of a graph.
+
+    ``layout`` may be of any size but for the drafts of a row.
+    """
+    batch = PersistentBatch(max_rows=1, max_blocks=1, max_model_len=1, vocab_size=1, device=device)
+    arena = Arena(layout, device, mirrored=True)
+    forced = None if acceptance is None else torch.tensor(acceptance, dtype=torch.float64, device=device)
+    end_nothing(StepBuffers.allocate(arena.device, batch), forced)
+
+
 def shapes_of(lattice: Lattice) -> Iterator[Queries]:
     """Steps of which each may need a variant of its own."""
-    for shape in reversed(lattice.shapes()):
-        yield [shape.width] * shape.rows, shape.context
+    # Prompts and parts of them; what stands beside them in a step has its variants from below. First, since
+    # the kernels of long prompts take longest to compile.
+    longest = lattice.contexts[-1]
+    contexts = {*lattice.contexts, *(context for context in _BETWEEN if context < longest)}
+    for context in sorted(contexts, reverse=True):
+        for tokens in sorted(_lengths(lattice.max_tokens), reverse=True):
+            # A long part keeps the device busy, however its context is cut.
+            if tokens <= _SHORT or context == longest:
+                yield [tokens], max(context, tokens)
     # Rows of one token that rotate for themselves do not where a row with more tokens is in the step.
     most = lattice.rows[-1] - 1
     for rows in sorted({min(rows, most) for rows in (1, 14, most)} - {0}):
         for tokens in _BESIDE:
             yield [*[1] * rows, tokens], lattice.contexts[0]
-    # Prompts and parts of them. What stands beside them in a step has its variants from above.
-    longest = lattice.contexts[-1]
-    for context in sorted({*lattice.contexts, *(context for context in _BETWEEN if context < longest)}):
-        for tokens in _lengths(lattice.max_tokens):
-            # A long part keeps the device busy, however its context is cut.
-            if tokens <= _SHORT or context == longest:
-                yield [tokens], max(context, tokens)
+    for shape in reversed(lattice.shapes()):
+        yield [shape.width] * shape.rows, shape.context
 
 
 def _lengths(most: int) -> Iterator[int]:

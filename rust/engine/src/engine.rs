@@ -221,19 +221,22 @@ impl<W: Worker> Engine<W> {
     }
 
     fn serve(&mut self) -> Result<()> {
-        loop {
-            if self.shared.stopping.load(Ordering::Acquire) {
-                self.shared.finish_all(&FinishReason::Abort);
-                return Ok(());
-            }
-            if self.step()? == Turn::Idle {
+        while !self.is_stopping() {
+            // A step takes commands too: the one that would end the wait may be among them.
+            if self.step()? == Turn::Idle && !self.is_stopping() {
                 match self.next_command()? {
                     Some(command) => self.obey(command),
                     // Every handle is gone, so nobody can ask for anything.
-                    None => return Ok(()),
+                    None => break,
                 }
             }
         }
+        self.shared.finish_all(&FinishReason::Abort);
+        Ok(())
+    }
+
+    fn is_stopping(&self) -> bool {
+        self.shared.stopping.load(Ordering::Acquire)
     }
 
     /// Waits for a command; the worker works ahead meanwhile, as long as it has something to do.

@@ -143,6 +143,7 @@ pub fn mock_info() -> WorkerInfo {
         device: "mock".to_owned(),
         dtype: "mock".to_owned(),
         plan: serde_json::Value::Null,
+        start: serde_json::Value::Null,
     }
 }
 

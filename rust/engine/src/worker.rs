@@ -46,6 +46,9 @@ pub struct WorkerInfo {
     /// The kernel plan as JSON (what serves each layer, and why not something faster).
     #[serde(default)]
     pub plan: serde_json::Value,
+    /// What its start took: `phase` and `seconds`, in order.
+    #[serde(default, skip_serializing_if = "serde_json::Value::is_null")]
+    pub start: serde_json::Value,
 }
 
 impl WorkerInfo {

@@ -1,13 +1,15 @@
 //! Questions to the worker, and what is told and counted when a step goes wrong.
 
-use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::Duration;
 
 use frizzen_core::{Error, FinishReason, Request, SamplingParams, SystemClock};
 use frizzen_engine::mock::{Fault, MockWorker, TimingLaw, mock_info};
-use frizzen_engine::{Engine, EngineHandle, EngineOptions, Turn, WorkerInfo, seat};
+use frizzen_engine::{Engine, EngineHandle, EngineOptions, Turn, Worker, WorkerError, WorkerInfo, seat};
 use frizzen_metrics::{Metrics, MetricsOptions, TextFormat};
+use frizzen_sched::{StepOutput, StepPlan};
 use serde_json::json;
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -78,4 +80,45 @@ fn running_out_of_memory_twice_says_who_holds_it() {
     assert!(failed.ends_with("(the memory holds weights 6 MiB, kv_cache 7 MiB)"), "{failed}");
     let last = stream.blocking_next().and_then(|delta| delta.finish);
     assert!(matches!(last, Some(FinishReason::Error(Error::Engine { .. }))));
+}
+
+/// Answers a question by telling the loop to end, so that the loop finds that command within the step.
+struct EndsOnQuestion(MockWorker, Arc<OnceLock<EngineHandle>>);
+
+impl Worker for EndsOnQuestion {
+    fn info(&self) -> &WorkerInfo {
+        self.0.info()
+    }
+
+    fn submit(&mut self, plan: &StepPlan) -> Result<(), WorkerError> {
+        self.0.submit(plan)
+    }
+
+    fn sample(&mut self, plan: &StepPlan) -> Result<(), WorkerError> {
+        self.0.sample(plan)
+    }
+
+    fn collect(&mut self, plan: &StepPlan, output: &mut StepOutput) -> Result<(), WorkerError> {
+        self.0.collect(plan, output)
+    }
+
+    fn control(&mut self, _name: &str, _argument: &str) -> Result<String, String> {
+        self.1.get().expect("the handle is set before the loop runs").shutdown();
+        Ok("null".to_owned())
+    }
+}
+
+#[test]
+fn a_shutdown_that_a_step_takes_ends_the_loop_all_the_same() {
+    let (own, seat) = seat(Arc::new(SystemClock::new()), 100);
+    let metrics = Metrics::new(&MetricsOptions { model_name: "m".to_owned(), vllm_names: false });
+    let known = Arc::new(OnceLock::from(own.clone()));
+    let worker = EndsOnQuestion(MockWorker::new(mock_info()), known);
+    let mut engine =
+        Engine::new(seat, worker, EngineOptions::default(), metrics.engine(0)).expect("sizes fit");
+    // Waiting already when the loop begins, so the first step takes it and what it brings.
+    let _answer = own.control("end", "null");
+    let (ended, end) = channel();
+    thread::spawn(move || ended.send(engine.run()));
+    assert_eq!(end.recv_timeout(PATIENCE), Ok(Ok(())), "the loop still waits for a command");
 }

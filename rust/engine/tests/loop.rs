@@ -496,6 +496,27 @@ fn one_bad_row_fails_alone() {
 }
 
 #[test]
+fn parts_of_a_prompt_that_is_scored_come_beside_rows_without_logprobs_vllm_14239_vllm_mblt_6() {
+    let chunked = WorkerInfo { max_num_batched_tokens: 8, ..mock_info() };
+    for overlap in [false, true] {
+        let options = EngineOptions { overlap: Some(overlap), ..EngineOptions::default() };
+        let mut rig = rig(MockWorker::new(chunked.clone()), options);
+        let plain = rig.handle.submit(request(&[1, 2], 20)).expect("fits");
+        for _ in 0..3 {
+            rig.engine.step().expect("no fault was planned");
+        }
+        let mut scored = request(&[3; 30], 2);
+        scored.params.logprobs = Some(1);
+        scored.params.prompt_logprobs = Some(1);
+        let scored = rig.handle.submit(scored).expect("fits");
+        rig.run_to_idle();
+        let (plain, scored) = (all(plain), all(scored));
+        assert_eq!((plain.tokens.len(), plain.logprobs.len()), (20, 0));
+        assert_eq!((scored.tokens.len(), scored.logprobs.len(), scored.prompt_logprobs.len()), (2, 2, 29));
+    }
+}
+
+#[test]
 fn requests_are_refused_while_loading_and_when_too_many_are_open() {
     let (handle, seat) = seat(Arc::new(SystemClock::new()), 1);
     assert!(matches!(handle.submit(request(&[1], 1)), Err(Error::Busy { .. })));

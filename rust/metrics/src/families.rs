@@ -221,6 +221,8 @@ families! {
         Own "kernel_info" "Which implementation serves an operation, as labels";
     kernel_rejected_info: Gauges = Gauges::default(),
         Own "kernel_rejected_info" "Implementations passed over and why, as labels";
+    start: Ratios = Ratios::default(),
+        Own "start_seconds" "What the phases of the start took; the first one began with the process";
     sleep_duration: Histograms = histograms(OPERATION),
         Shared "sleep_mode_operation_duration_seconds" "Duration of going to sleep and of waking up";
     sleep_in_flight: Gauges = Gauges::default(),

@@ -115,6 +115,13 @@ impl Metrics {
         self.families.kernel_rejected_info.get_or_create(&all).set(1);
     }
 
+    /// Publishes what a phase of the start of engine `index` took.
+    pub fn start(&self, index: u32, phase: &str, seconds: f64) {
+        let mut all = self.engine_labels(index);
+        all.extend(labels([("phase", phase)]));
+        self.families.start.get_or_create(&all).set(seconds);
+    }
+
     /// The whole exposition.
     pub fn encode(&self, format: TextFormat) -> String {
         text::convert(text::encode(&self.registry), format)

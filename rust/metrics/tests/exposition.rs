@@ -239,6 +239,14 @@ fn the_plan_is_labels_of_a_constant() {
 }
 
 #[test]
+fn the_phases_of_a_start_are_gauges_of_its_engine() {
+    let metrics = metrics();
+    metrics.start(1, "warm up", 0.25);
+    let labels = ["engine=\"1\"", "phase=\"warm up\""];
+    assert_eq!(value(&text(&metrics), "frizzen:start_seconds", &labels), 0.25);
+}
+
+#[test]
 fn golden_text() {
     let metrics = metrics();
     let engine = metrics.engine(0);

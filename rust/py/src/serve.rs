@@ -1,7 +1,6 @@
 //! `frizzen serve`: the HTTP server on tokio's threads, the engine and its torch worker on a thread of their own.
 
 use std::io::Write as _;
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
@@ -64,13 +63,11 @@ pub(crate) fn serve(py: Python<'_>, argv: Vec<String>) -> PyResult<u8> {
     } else if config.replicas.is_front_end() {
         let program = program(py, argv)?;
         detached(py, || {
-            run(&config, |seat, handle, state, address| {
-                front_end(&config, seat, handle, state, address, program)
-            })
+            run(&config, |seat, handle, state, url| front_end(&config, seat, handle, state, url, program))
         })
     } else {
         detached(py, || {
-            run(&config, |seat, handle, state, address| in_process(&config, seat, handle, state, address))
+            run(&config, |seat, handle, state, url| in_process(&config, seat, handle, state, url))
         })
     };
     ran.map_err(|error| PyRuntimeError::new_err(error.to_string()))
@@ -79,7 +76,7 @@ pub(crate) fn serve(py: Python<'_>, argv: Vec<String>) -> PyResult<u8> {
 /// Serves HTTP over what `start` puts into the engine's seat: a thread that ends after the handle was told to.
 fn run(
     config: &ServerConfig,
-    start: impl FnOnce(EngineSeat, EngineHandle, SharedState, SocketAddr) -> std::io::Result<JoinHandle<()>>,
+    start: impl FnOnce(EngineSeat, EngineHandle, SharedState, String) -> std::io::Result<JoinHandle<()>>,
 ) -> std::io::Result<u8> {
     let runtime = runtime()?;
     let listener = match runtime.block_on(bind(&config.http)) {
@@ -89,13 +86,13 @@ fn run(
             return Ok(1);
         }
     };
-    let local = listener.local_addr()?;
+    let url = listener.url()?;
     // From here on a signal drains; before the listener exists the default action is the right one.
     let requests = runtime.block_on(async { ShutdownRequests::from_signals() })?;
     let (handle, seat) = seat(Arc::new(SystemClock::new()), config.scheduling.max_queue);
     let metrics = Arc::new(Metrics::new(&config.metrics_options()));
     let state = AppState::new(config, handle.clone(), metrics);
-    let engine = start(seat, handle, Arc::clone(&state), local)?;
+    let engine = start(seat, handle, Arc::clone(&state), url)?;
     let outcome = runtime.block_on(frizzen_server::serve::serve(listener, state, requests))?;
     if let Outcome::Stuck(_) = outcome {
         leave();
@@ -113,7 +110,7 @@ fn in_process(
     seat: EngineSeat,
     handle: EngineHandle,
     state: SharedState,
-    address: SocketAddr,
+    url: String,
 ) -> std::io::Result<JoinHandle<()>> {
     let config = config.clone();
     thread::Builder::new().name("engine".to_owned()).spawn(move || {
@@ -124,7 +121,7 @@ fn in_process(
             state.set_text(joined(text)?);
             detached(py, || {
                 let mut engine = built.seated(seat, &state.metrics, 0)?;
-                announce(&state, address);
+                announce(&state, &url);
                 engine.run()
             })
         });
@@ -147,7 +144,7 @@ fn front_end(
     seat: EngineSeat,
     handle: EngineHandle,
     state: SharedState,
-    address: SocketAddr,
+    url: String,
     program: Program,
 ) -> std::io::Result<JoinHandle<()>> {
     let size = config.replicas.data_parallel_size as usize;
@@ -163,7 +160,7 @@ fn front_end(
         match text {
             Ok(text) => {
                 state.set_text(text);
-                announce_when_ready(&state, address);
+                announce_when_ready(&state, &url);
             }
             Err(error) => handle.fail(error),
         }
@@ -173,12 +170,12 @@ fn front_end(
 }
 
 /// Waits until the engines are ready, or never will be.
-fn announce_when_ready(state: &SharedState, address: SocketAddr) {
+fn announce_when_ready(state: &SharedState, url: &str) {
     while matches!(state.engine.health(), Health::Loading(_)) && !state.engine.is_stopping() {
         thread::sleep(LOOK);
     }
     if state.engine.health() == Health::Ready {
-        announce(state, address);
+        announce(state, url);
     }
 }
 
@@ -275,23 +272,19 @@ fn tokenizer_path(py: Python<'_>, config: &ServerConfig) -> Result<PathBuf, Erro
     resolve(py, name).map(PathBuf::from).map_err(|error| start_error(py, &error))
 }
 
-/// Imports the worker and torch without a look for garbage among what is imported, then or ever after: the process is
-/// ours, and a look at all of it takes longer than many steps.
-fn import_worker(py: Python<'_>) -> PyResult<()> {
-    let collector = py.import("gc")?;
-    collector.call_method0("disable")?;
-    let imported = py.import("frizzen.worker.launch");
-    collector.call_method0("freeze")?;
-    collector.call_method0("enable")?;
-    imported.map(drop)
-}
-
 /// Builds the worker on this thread, which stays attached to Python for as long as it calls it.
+///
+/// Python's collector looks for no garbage among what is imported and built, then or ever after: the process is ours, and
+/// a look at all of it takes longer than many steps.
 fn build(py: Python<'_>, config: &ServerConfig) -> Result<Built, Error> {
-    import_worker(py).map_err(|error| start_error(py, &error))?;
     let speculation = config.speculation.resolve().map_err(|message| Error::Engine { message })?;
+    let collector = py.import("gc").map_err(|error| start_error(py, &error))?;
+    let collect = |method| collector.call_method0(method).map_err(|error| start_error(py, &error));
+    collect("disable")?;
     let built = PyWorker::build(py, &config.engine_json(speculation.as_ref()));
     let worker = built.map_err(|error| start_error(py, &error))?;
+    collect("freeze")?;
+    collect("enable")?;
     let options = config.engine_options(speculation.as_ref());
     Ok(Built { worker, options, costs: speculation.and_then(|resolved| resolved.cache) })
 }
@@ -319,6 +312,10 @@ impl Built {
     /// The loop of engine `rank`, with its metrics.
     fn seated(self, seat: EngineSeat, metrics: &Metrics, rank: u32) -> Result<Engine<PyWorker>, Error> {
         publish_plan(metrics, self.worker.info());
+        for phase in self.worker.info().start.as_array().into_iter().flatten() {
+            let seconds = phase["seconds"].as_f64().unwrap_or_default();
+            metrics.start(rank, phase["phase"].as_str().unwrap_or_default(), seconds);
+        }
         let mut engine = Engine::new(seat, self.worker, self.options, metrics.engine(rank))?;
         if let Some(directory) = &self.costs {
             engine.remember_costs(directory);
@@ -365,8 +362,9 @@ fn publish_plan(metrics: &Metrics, info: &WorkerInfo) {
 }
 
 /// One line that can be pasted.
-fn announce(state: &SharedState, address: SocketAddr) {
-    let (url, model) = (format!("http://{address}"), &state.names[0]);
+fn announce(state: &SharedState, url: &str) {
+    let socket = url.strip_prefix("unix:").map(|path| format!("--unix-socket {path} http://localhost"));
+    let (target, model) = (socket.as_deref().unwrap_or(url), &state.names[0]);
     let pooling = state.engine.info().and_then(|info| info.pooling.as_ref()).map(|pooling| pooling.task);
     let (path, body) = match pooling {
         None => (
@@ -385,7 +383,7 @@ fn announce(state: &SharedState, address: SocketAddr) {
     // Nobody reads it if standard output is closed.
     let _ = writeln!(
         std::io::stdout(),
-        "Ready at {url}: curl {url}{path} -H 'Content-Type: application/json' -d '{body}'"
+        "Ready at {url}: curl {target}{path} -H 'Content-Type: application/json' -d '{body}'"
     );
     let _ = std::io::stdout().flush();
 }

@@ -30,9 +30,9 @@ pub(crate) struct PyWorker {
 }
 
 impl PyWorker {
-    /// Builds a worker by `frizzen.worker.launch.build(config_json)`.
+    /// Builds a worker by `frizzen.worker.start.build(config_json)`.
     pub(crate) fn build(py: Python<'_>, config_json: &str) -> PyResult<Self> {
-        let object = py.import("frizzen.worker.launch")?.call_method1("build", (config_json,))?;
+        let object = py.import("frizzen.worker.start")?.call_method1("build", (config_json,))?;
         let info_json: String =
             py.import("json")?.call_method1("dumps", (object.getattr("info")?,))?.extract()?;
         let info: WorkerInfo = serde_json::from_str(&info_json)

@@ -7,6 +7,7 @@ use frizzen_core::{
     Error, FinishReason, PrefillStats, RequestId, StopReason, Timing, TokenId, TokenLogprobs,
 };
 
+use crate::failure;
 use crate::plan::{PlannedRow, PositionLogprobs, StepOutput, StepPlan};
 use crate::scheduler::Scheduler;
 use crate::state::State;
@@ -77,6 +78,8 @@ struct RowResults {
     appends: bool,
     /// What the step took longer because of rows in prefill.
     lost: Duration,
+    /// Why there are no tokens.
+    failure: Option<Error>,
 }
 
 impl StepOutput {
@@ -164,7 +167,9 @@ impl Scheduler {
             if self.state(slot).epoch != row.epoch {
                 continue;
             }
-            let results = RowResults { tokens, pooled, token_vectors, scores, appends, lost };
+            let failed = output.failed.iter().find(|(failed, _)| *failed == row.row);
+            let failure = failed.map(|(_, message)| failure::of_row(self.state(slot), plan, at, message));
+            let results = RowResults { tokens, pooled, token_vectors, scores, appends, lost, failure };
             self.commit_row(slot, row, output, results, now, events);
         }
     }
@@ -183,7 +188,8 @@ impl Scheduler {
         now: Duration,
         events: &mut Vec<RowEvent>,
     ) {
-        let RowResults { tokens, pooled, token_vectors, scores: prompt_scores, appends, lost } = results;
+        let RowResults { tokens, pooled, token_vectors, scores: prompt_scores, appends, lost, failure } =
+            results;
         let state = self.state_mut(slot);
         state.prompt_scored += prompt_scores.len() as u32;
         state.vectors_sent += row.num_vectors;
@@ -194,9 +200,10 @@ impl Scheduler {
             state.computed -= row.num_drafts - accepted.min(row.num_drafts);
             state.drafts.clear();
         }
-        let failure = output.failed.iter().find(|(failed, _)| *failed == row.row);
+        let has_failed = failure.is_some();
+        let corrupted = matches!(failure, Some(Error::Request { .. }));
         let (kept, mut reason) = match failure {
-            Some((_, message)) => (0, Some(FinishReason::Error(Error::Request { message: message.clone() }))),
+            Some(error) => (0, Some(FinishReason::Error(error))),
             None if state.pools() => (0, row.samples.then_some(FinishReason::Stop(StopReason::Complete))),
             None => append_tokens(state, &output.tokens[tokens.clone()]),
         };
@@ -205,7 +212,7 @@ impl Scheduler {
         } else {
             Vec::new()
         };
-        let has_vector = failure.is_none() && !pooled.is_empty();
+        let has_vector = !has_failed && !pooled.is_empty();
         let of_tokens = state.pools_tokens();
         let mut first = None;
         let mut gap = None;
@@ -228,19 +235,20 @@ impl Scheduler {
         }
         events.push(RowEvent {
             request: row.request,
-            tokens: tokens.start..tokens.start + kept,
+            // Where nobody asked for log-probabilities there are none, not even to take an empty range of.
+            tokens: if kept > 0 { tokens.start..tokens.start + kept } else { 0..0 },
             forced,
             pooled: if has_vector && !of_tokens { pooled } else { 0..0 },
-            token_vectors: if failure.is_none() { token_vectors } else { 0..0 },
+            token_vectors: if has_failed { 0..0 } else { token_vectors },
             wants_logprobs: state.request.params.logprobs.is_some(),
             prompt_scores,
             first,
             gap,
             timing: state.timing(),
             finish: reason.take().map(|reason| state.finish(reason)),
-            corrupted: failure.is_some(),
+            corrupted,
         });
-        if failure.is_some() {
+        if corrupted {
             self.distrust(slot);
         }
         if events.last().is_some_and(|event| event.finish.is_some()) {

@@ -66,12 +66,18 @@ impl Constrained {
     }
 
     /// How many of `drafts`, from the front, the constraint may let through. `stops` end the request: no draft after one.
+    ///
+    /// The token that completes the text is none of them: the row before it samples it anyway, and the row after it, where
+    /// only stop tokens may follow, could fail the request for nothing if other rules forbid these (`min_tokens`).
     pub fn validate(&mut self, drafts: &[TokenId], stops: &[TokenId]) -> usize {
         let mut walk = self.walk();
         let mut kept = 0;
         for token in drafts {
             let stop = stops.contains(token);
             if stop && !self.matcher.can_end() || self.step_over(*token, stop, &mut walk).is_err() {
+                break;
+            }
+            if walk.advanced > 0 && self.matcher.is_complete() {
                 break;
             }
             kept += 1;
@@ -95,6 +101,8 @@ impl Constrained {
         let padding = window.iter().position(|token| *token == LAST_SAMPLED);
         let known = &window[..padding.unwrap_or(window.len())];
         masks.fill(u32::MAX);
+        // Where the drafts of a step led that did not happen (a preemption, no memory). The first row needs none.
+        self.failure.take_if(|(row, _)| *row > 0);
         let mut walk = self.walk();
         self.foreseen.clear();
         for row in 0..=known.len() {
@@ -217,12 +225,16 @@ impl Constrained {
         }
         let message =
             "no token can follow that the grammar, the request's stop tokens and its bad_words all allow";
-        Err(Error::Request { message: message.to_owned() })
+        Err(Error::invalid("structured_outputs", message))
     }
 
     /// Takes over tokens that were sampled, the last of which may be a stop. Returns how many of them count, and the end
     /// of the request if this is it.
     pub fn accept(&mut self, tokens: &[TokenId], ends_in_stop: bool) -> (usize, Option<FinishReason>) {
+        if tokens.is_empty() {
+            // A chunk of the prompt: masks that were filled since are those of a later step.
+            return (0, None);
+        }
         let mut failure = self.failure.take();
         for (at, token) in tokens.iter().enumerate() {
             if let Some((_, error)) = failure.take_if(|(row, _)| *row == at) {

@@ -17,6 +17,7 @@ pub mod config;
 mod constrained;
 pub mod draft;
 pub mod draw;
+mod failure;
 mod pace;
 pub mod plan;
 mod planner;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::{Rig, VOCAB, config, request};
-use frizzen_core::{FinishReason, Request, RequestId, StopReason, TokenId};
+use frizzen_core::{Error, FinishReason, Request, RequestId, StopReason, TokenId};
 use frizzen_sched::sim::{ChainModel, OneOf};
 use frizzen_sched::{AdmissionLimits, Policy, SchedulerConfig, StepOutput, StepPlan};
 use proptest::prelude::*;
@@ -392,6 +392,26 @@ fn a_row_with_bad_logits_fails_alone_and_its_prefix_is_not_trusted() {
     rig.add(2, &bad);
     rig.scheduler.plan(&mut plan, Duration::ZERO);
     assert_eq!(plan.rows[0].start, 0, "nothing of the failed row is found");
+}
+
+#[test]
+fn a_request_that_allows_nothing_is_wrong_and_no_sign_of_bad_logits_vllm_54218() {
+    let mut rig = Rig::new(config(), 0);
+    let mut new = (*request(&[1, 2, 3], 5)).clone();
+    new.params.allowed_token_ids = Some(vec![7, 8]);
+    new.params.stop_token_ids = vec![7, 8];
+    for (min_tokens, wrong) in [(2, true), (0, false)] {
+        new.params.min_tokens = min_tokens;
+        rig.add(u64::from(min_tokens), &Arc::new(new.clone()));
+        let (mut plan, mut output, mut events) = (StepPlan::default(), StepOutput::default(), Vec::new());
+        rig.scheduler.plan(&mut plan, Duration::ZERO);
+        rig.model.run(&plan, &mut output, ChainModel::token_after);
+        output.failed.push((plan.rows[0].row, "logits are not finite".to_owned()));
+        rig.scheduler.commit(&plan, &output, Duration::ZERO, &mut events);
+        let reason = events[0].finish.as_ref().map(|finish| &finish.reason);
+        let invalid = matches!(reason, Some(FinishReason::Error(Error::Invalid { .. })));
+        assert_eq!((invalid, events[0].corrupted), (wrong, !wrong), "{reason:?}");
+    }
 }
 
 #[test]

@@ -21,6 +21,7 @@ use crate::handlers::{Answer, engine, to_json};
 use crate::ids::without_prefix;
 use crate::prepare::off_thread;
 use crate::request::Fields;
+use crate::sglang::WEIGHT_VERSION;
 use crate::state::{AppState, SharedState};
 
 /// How often a pause that is not complete yet is looked at.
@@ -235,7 +236,7 @@ pub async fn model_info(State(state): State<SharedState>) -> Answer {
         "model_path": state.names[0],
         "tokenizer_path": state.names[0],
         "is_generation": worker.pooling.is_none(),
-        "weight_version": "default",
+        "weight_version": WEIGHT_VERSION,
         "has_image_understanding": false,
         "has_audio_understanding": false,
         "max_model_len": worker.max_model_len,
@@ -266,6 +267,9 @@ pub fn describe(config: &crate::ServerConfig) -> Value {
         "http": {
             "host": http.host,
             "port": http.port,
+            "uds": http.uds,
+            "root_path": http.root_path,
+            "default_chat_template_kwargs": http.default_chat_template_kwargs,
             "api_keys": http.api_key.len(),
             "allowed_origins": http.allowed_origins,
             "body_limit_bytes": http.body_limit,

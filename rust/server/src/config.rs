@@ -6,14 +6,16 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use axum::http::{HeaderName, HeaderValue, Method};
+use axum::http::{HeaderName, HeaderValue, Method, Uri};
 use clap::{Args, ValueEnum};
 use frizzen_engine::speculation_options::{DraftSampling, RejectionSampling, WorkerSpeculation};
 use frizzen_engine::{EngineOptions, ResolvedSpeculation, SpeculationOptions};
 use frizzen_metrics::MetricsOptions;
 use frizzen_sched::Policy;
 use serde::Serialize;
+use serde_json::{Map, Value};
 
+use crate::familiar::FamiliarArgs;
 use crate::logging::LogFormat;
 use crate::parsing::ParsingArgs;
 use crate::replicas::ReplicaArgs;
@@ -250,11 +252,17 @@ pub struct HttpArgs {
     /// Port to listen on; 0 takes a free one
     #[arg(long, default_value_t = 8000)]
     pub port: u16,
+    /// Socket in the file system to listen on, in place of a port
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["host", "port"])]
+    pub uds: Option<PathBuf>,
+    /// Where a reverse proxy has put this server, such as /models/a: paths may begin with it, and the description says so
+    #[arg(long, value_name = "PATH", default_value = "", value_parser = parse_root_path)]
+    pub root_path: String,
     /// Names under which the model answers; the first one is shown
     #[arg(long, num_args = 1.., value_name = "NAME")]
     pub served_model_name: Vec<String>,
     /// Keys of which every request must bring one; the environment variable `FRIZZEN_API_KEY` adds one
-    #[arg(long, num_args = 1.., value_name = "KEY")]
+    #[arg(long, num_args = 1.., value_name = "KEY", value_parser = parse_key)]
     pub api_key: Vec<String>,
     /// Origins that browsers may call from; none by default, '*' is all
     #[arg(long, num_args = 1.., value_name = "ORIGIN", value_parser = parse_origin)]
@@ -271,6 +279,9 @@ pub struct HttpArgs {
     /// A file with the chat template to use instead of the model's
     #[arg(long, value_name = "FILE")]
     pub chat_template: Option<PathBuf>,
+    /// Variables of the chat template for requests that do not say, such as `{"enable_thinking": false}`
+    #[arg(long, value_name = "JSON", default_value = "{}", value_parser = parse_object)]
+    pub default_chat_template_kwargs: Map<String, Value>,
     /// Also emit metrics under another server's names
     #[arg(long, value_enum, value_name = "SERVER")]
     pub metrics_compat: Option<MetricsCompat>,
@@ -287,7 +298,7 @@ pub struct HttpArgs {
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = parse_seconds)]
     pub drain_timeout: Duration,
     /// Seconds that one step may take before the engine counts as dead; a tenth of it is reported as slow
-    #[arg(long, value_name = "SECONDS", default_value = "300", value_parser = parse_seconds)]
+    #[arg(long, value_name = "SECONDS", default_value = "300", value_parser = parse_step_timeout)]
     pub step_timeout: Duration,
     /// Seconds that a client may take for the head of a request, and a connection may idle; 0 is no limit
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = parse_seconds)]
@@ -302,6 +313,9 @@ pub struct HttpArgs {
     /// names the server in them
     #[arg(long, value_name = "URL")]
     pub otlp_traces_endpoint: Option<Endpoint>,
+    /// What the peers' command lines have.
+    #[command(flatten)]
+    pub familiar: FamiliarArgs,
     /// How the model's text is read. Last, since its heading would go on for what followed.
     #[command(flatten)]
     pub parsing: ParsingArgs,
@@ -416,6 +430,32 @@ fn parse_origin(text: &str) -> Result<String, String> {
     } else {
         Err(format!("'{text}' is not an origin such as https://app.example"))
     }
+}
+
+/// A variable that is not set must not open a server that was told to ask for keys.
+fn parse_key(text: &str) -> Result<String, String> {
+    if text.is_empty() {
+        return Err("a key must not be empty; without --api-key none is asked for".to_owned());
+    }
+    Ok(text.to_owned())
+}
+
+fn parse_step_timeout(text: &str) -> Result<Duration, String> {
+    parse_seconds(text).and_then(|limit| {
+        if limit.is_zero() { Err("every step takes longer than 0 seconds".to_owned()) } else { Ok(limit) }
+    })
+}
+
+/// A trailing slash says nothing: `/` alone is no prefix.
+fn parse_root_path(text: &str) -> Result<String, String> {
+    let path = text.trim_end_matches('/');
+    let fits =
+        path.is_empty() || path.starts_with('/') && path.parse::<Uri>().is_ok_and(|uri| uri.path() == path);
+    if fits { Ok(path.to_owned()) } else { Err(format!("'{text}' is not a path such as /models/a")) }
+}
+
+fn parse_object(text: &str) -> Result<Map<String, Value>, String> {
+    serde_json::from_str(text).map_err(|error| format!("'{text}' is not a JSON object: {error}"))
 }
 
 fn parse_seconds(text: &str) -> Result<Duration, String> {

@@ -1,5 +1,6 @@
 //! The handlers of the dialects that are translated into a chat or a completion.
 
+use axum::body::Body;
 use axum::extract::{Path, RawQuery, Request, State};
 use serde_json::{Value, json};
 
@@ -38,10 +39,36 @@ pub async fn responses(State(state): State<SharedState>, request: Request) -> An
     generate(state, request, Dialect::Responses).await
 }
 
-/// `GET /v1/responses/{id}`
-pub async fn response(State(state): State<SharedState>, id: PathId) -> Answer {
+/// `GET /v1/responses/{id}`; with `stream=true` its events, from the one after `starting_after` on.
+pub async fn response(State(state): State<SharedState>, id: PathId, RawQuery(query): RawQuery) -> Answer {
     let Path(id) = id?;
-    Ok(edge::json(state.store.response(&id)?.to_vec()))
+    let streams = match parameter(query.as_deref(), "stream") {
+        None | Some("false") => false,
+        Some("true") => true,
+        Some(other) => {
+            let message = format!("stream must be true or false, got {}", quoted(other, 32));
+            return Err(ApiError::invalid("stream", message));
+        }
+    };
+    let from = match parameter(query.as_deref(), "starting_after") {
+        None => 0,
+        Some(text) if streams => {
+            text.parse::<u64>().ok().and_then(|after| after.checked_add(1)).ok_or_else(|| {
+                let message =
+                    format!("starting_after must be the number of an event, got {}", quoted(text, 32));
+                ApiError::invalid("starting_after", message)
+            })?
+        }
+        Some(_) => {
+            let message = "starting_after needs stream=true: it says where a stream begins";
+            return Err(ApiError::invalid("starting_after", message));
+        }
+    };
+    if !streams {
+        return Ok(edge::json(state.store.response(&id)?.to_vec()));
+    }
+    let events = state.store.events(&id, from, state.http.keep_alive)?;
+    Ok(edge::event_stream(Body::from_stream(events)))
 }
 
 /// `DELETE /v1/responses/{id}`

@@ -36,7 +36,9 @@ impl ApiError {
 
     /// A 400 about `param`.
     pub fn invalid(param: impl Into<Cow<'static, str>>, message: impl Into<Cow<'static, str>>) -> Self {
-        Self { param: Some(param.into()), ..Self::new(StatusCode::BAD_REQUEST, message) }
+        // Between processes the field is left behind.
+        let param = Some(param.into()).filter(|param| !param.is_empty());
+        Self { param, ..Self::new(StatusCode::BAD_REQUEST, message) }
     }
 
     /// A 501 about `param`.

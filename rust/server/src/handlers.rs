@@ -67,9 +67,12 @@ pub(crate) async fn generate(state: SharedState, request: Request, dialect: Dial
     let watch = Watch { metrics: state.engine_metrics.front_end(), shown: lowered.timings, trace };
     let (mut generation, mut writer) = lowered.submit(&state.engine, watch)?;
     state.engine_metrics.params_n(n);
-    if let Some((begun, keep)) = writer.begun() {
-        background::make(generation, writer, keep, &begun);
-        return Ok(to_json(&begun));
+    if let Some(begun) = writer.begun() {
+        let work = background::make(generation, writer, &begun)?;
+        return Ok(match &work.events {
+            Some(events) => edge::event_stream(Body::from_stream(events.follow(0, state.http.keep_alive))),
+            None => to_json(&begun.response),
+        });
     }
     if stream {
         let mut events = EventStream::new(generation, writer, state.http.keep_alive);
@@ -320,5 +323,7 @@ fn detokenize_now(state: &AppState, body: &[u8]) -> Result<Value, ApiError> {
         .token_ids("tokens", info.vocab_size)?
         .ok_or_else(|| ApiError::invalid("tokens", "tokens must be a list of token ids"))?;
     state.note(&fields.finish());
-    Ok(json!({"prompt": model.tokenizer.decode(&tokens, false)}))
+    let text = model.tokenizer.decode(&tokens, false);
+    // vLLM's name, and SGLang's.
+    Ok(json!({"prompt": text, "text": text}))
 }

@@ -1,12 +1,14 @@
 //! The HTTP server. It knows the engine by its handle and never touches Python.
 //!
-//! * [`config`]: the flags; [`defaults`]: what requests get that do not say. [`state`]: what handlers share.
+//! * [`config`]: the flags; [`familiar`]: those of the peers that change nothing; [`defaults`]: what requests get that do not
+//!   say. [`state`]: what handlers share.
 //! * [`routes`]: the route table; [`openapi`]: its description. [`edge`]: request ids, keys, metrics. [`handlers`],
-//!   [`dialects`], [`administration`]: the handlers. [`body`], [`auth`], [`ids`], [`error`]: their parts.
+//!   [`dialects`], [`administration`], [`sglang`]: the handlers. [`body`], [`auth`], [`ids`], [`error`]: their parts.
 //! * [`request`]: bodies, parsed and checked. [`prepare`], [`lower`]: from there to the engine.
 //! * [`parsing`]: which parsers read the model's text. [`parse`]: them alone, without a model.
 //! * [`pooling`]: embeddings, classification, scores and rankings.
-//! * [`store`]: responses, for requests that refer to them. [`background`]: those that are made after their answer.
+//! * [`store`]: responses, for requests that refer to them. [`background`]: those that are made after their answer;
+//!   [`event_log`]: their events.
 //! * [`output`]: from the engine's deltas to the bytes of an answer.
 //! * [`replicas`]: several engines on one host, and headless ones.
 //! * [`connections`]: listening and accepting. [`serve`], [`shutdown`]: life of a server. [`logging`]: the log.
@@ -25,6 +27,8 @@ pub mod dialects;
 pub mod edge;
 mod enforce;
 pub mod error;
+mod event_log;
+pub mod familiar;
 pub mod handlers;
 pub mod ids;
 mod json;
@@ -41,6 +45,7 @@ pub mod replicas;
 pub mod request;
 pub mod routes;
 pub mod serve;
+pub mod sglang;
 pub mod shutdown;
 pub mod speculation;
 pub mod state;

@@ -34,6 +34,8 @@ pub struct PromptKind {
     pub echo: bool,
     /// Outputs continue the text of the prompt, rather than begin one of their own.
     pub continues_text: bool,
+    /// Streams have a place for the log-probabilities of the prompt.
+    pub streams_scores: bool,
 }
 
 /// How the text of an output is read.
@@ -63,7 +65,7 @@ impl<'a> Plan<'a> {
     /// Checks the parameters against the model.
     pub fn new(common: &'a Common, limits: ParamLimits, kind: PromptKind) -> Result<Self, ApiError> {
         let mut params = common.params.clone();
-        if params.prompt_logprobs.is_some() && common.shown.stream {
+        if params.prompt_logprobs.is_some() && common.shown.stream && !kind.streams_scores {
             let message = "prompt_logprobs is not available when stream is true";
             return Err(ApiError::invalid("prompt_logprobs", message));
         }
@@ -269,6 +271,7 @@ impl Lowered {
                 text,
                 prompt,
                 echo,
+                scores: Vec::new(),
                 held: Held::default(),
                 waterfall: Waterfall::default(),
                 finish: None,

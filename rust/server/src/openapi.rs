@@ -23,6 +23,9 @@ use crate::state::SharedState;
 /// `GET /openapi.json`
 pub async fn json(State(state): State<SharedState>) -> Response {
     let mut document = document();
+    if !state.http.root_path.is_empty() {
+        document["servers"] = json!([{"url": state.http.root_path}]);
+    }
     // What no description of the program can know.
     if let Some(info) = state.engine.info() {
         let schemas = &mut document["components"]["schemas"];

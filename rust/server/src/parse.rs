@@ -24,7 +24,8 @@ pub fn parse_now(state: &AppState, body: &[u8]) -> Result<Value, ApiError> {
     let (info, model) = state.model()?;
     let mut fields = Fields::parse_untabled(body)?;
     state.check_model(fields.string("model")?.as_deref())?;
-    let format = format(&mut fields, model)?;
+    let (reasoning, calls) = (fields.string("reasoning_parser")?, fields.string("tool_call_parser")?);
+    let format = format(reasoning.as_deref(), calls.as_deref(), model)?;
     let declared = tools(&mut fields)?.unwrap_or_default();
     let start = match fields.boolean("starts_in_reasoning")? {
         None => Start::Unknown,
@@ -68,9 +69,25 @@ pub fn parse_now(state: &AppState, body: &[u8]) -> Result<Value, ApiError> {
     }))
 }
 
-fn format(fields: &mut Fields, model: &TextModel) -> Result<Format, ApiError> {
+/// The message of a body's `text`, whose calls are of its `tools`, by these parsers.
+pub(crate) fn read_text(
+    state: &AppState,
+    fields: &mut Fields,
+    reasoning: Option<&str>,
+    calls: Option<&str>,
+) -> Result<Message, ApiError> {
+    let (_, model) = state.model()?;
+    let format = format(reasoning, calls, model)?;
+    let declared = tools(fields)?.unwrap_or_default();
+    let text = fields.string("text")?.ok_or_else(|| ApiError::invalid("text", "text must be a string"))?;
+    let setup =
+        Setup { tools: Arc::new(ToolSchemas::new(&declared)), id_seed: state.ids.seed(), ..Setup::default() };
+    Ok(frizzen_text::parse::parse(&text, format, &setup))
+}
+
+fn format(reasoning: Option<&str>, calls: Option<&str>, model: &TextModel) -> Result<Format, ApiError> {
     let template = model.template.as_ref();
-    let reasoning = match fields.string("reasoning_parser")?.as_deref() {
+    let reasoning = match reasoning {
         None => model.format.reasoning,
         Some("none") => None,
         Some(name) => {
@@ -79,7 +96,7 @@ fn format(fields: &mut Fields, model: &TextModel) -> Result<Format, ApiError> {
             choose(Some(wanted), template, ReasoningFormat::of_template)
         }
     };
-    let tools = match fields.string("tool_call_parser")?.as_deref() {
+    let tools = match calls {
         None => model.format.tools,
         Some("none") => None,
         Some(name) => {

@@ -25,7 +25,7 @@ use crate::request::{
     messages, native, tokens,
 };
 use crate::state::{AppState, TextModel, unix_time};
-use crate::store::Keep;
+use crate::store::{Keep, Work};
 
 /// Bodies longer than this many bytes are prepared on the blocking pool.
 const INLINE: usize = 4096;
@@ -153,9 +153,10 @@ impl Job<'_> {
         let served = self.state.check_model(common.model.as_deref())?;
         self.state.check_samples("n", common.n as usize)?;
         let kind = PromptKind {
-            field: "messages",
+            field: if request.prompt_ids.is_some() { "prompt_token_ids" } else { "messages" },
             echo: false,
             continues_text: conversation.continue_final_message,
+            streams_scores: false,
         };
         let plan = Plan::new(common, limits.params, kind)?;
         let text = self.model.render(conversation)?;
@@ -170,8 +171,11 @@ impl Job<'_> {
         let readers = self.readers(request, &reading, shape);
         let start = reading.setup.start;
         let plan = plan.reading(reading);
-        let tokens: Arc<[TokenId]> =
-            plan.tokenise(&text, common.add_special.unwrap_or(false), self.model)?.into();
+        let tokens: Arc<[TokenId]> = match &request.prompt_ids {
+            Some(ids) => plan.truncate(ids.clone()),
+            None => plan.tokenise(&text, common.add_special.unwrap_or(false), self.model)?,
+        }
+        .into();
         let grammar = self.state.grammar(wanted.as_ref())?;
         let constraint = Enforced::after_reasoning(
             grammar.as_ref(),
@@ -223,7 +227,7 @@ impl Job<'_> {
                     store: Arc::clone(&self.state.store),
                     messages: messages(),
                     input,
-                    background,
+                    work: background.then(|| Work::new(common.shown.stream).into()),
                 });
                 let tokenizer = Arc::clone(&self.model.tokenizer);
                 Box::new(Responses::new((name, served), echo, reader(readers), tokenizer, keep))
@@ -242,7 +246,8 @@ impl Job<'_> {
         } else {
             ToolSchemas::default()
         };
-        let setup = Setup { start, tools: Arc::new(tools), ..Setup::default() };
+        let forced = matches!(request.tool_choice, ToolChoice::Required | ToolChoice::Named(_));
+        let setup = Setup { start, tools: Arc::new(tools), forced, ..Setup::default() };
         Reading { format, setup, stop_in_reasoning: request.stop_in_reasoning }
     }
 
@@ -271,8 +276,12 @@ impl Job<'_> {
             Form::Native { .. } => "sampling_params",
         };
         self.state.check_samples(field, prompts.len() * common.n as usize)?;
-        let plan =
-            Plan::new(&common, limits.params, PromptKind { field: "prompt", echo, continues_text: true })?;
+        let streams_scores = matches!(form, Form::Native { .. });
+        let plan = Plan::new(
+            &common,
+            limits.params,
+            PromptKind { field: "prompt", echo, continues_text: true, streams_scores },
+        )?;
         let prompts = prompts.into_iter().map(|prompt| self.token_prompt(prompt, &common, &plan, echo));
         let prompts = prompts.collect::<Result<Vec<_>, _>>()?;
         let grammar = self.state.grammar(common.grammar.as_ref())?;

@@ -13,6 +13,7 @@ use crate::error::{ApiError, quoted};
 use crate::handlers;
 use crate::openapi;
 use crate::pooling;
+use crate::sglang;
 use crate::state::SharedState;
 
 /// The methods that routes use. A GET route answers HEAD too.
@@ -126,6 +127,16 @@ pub enum Endpoint {
     IsSleeping,
     /// Flags, model and limits.
     ServerInfo,
+    /// The load of each engine, in SGLang's words.
+    SglangLoad,
+    /// The same in more of them.
+    EveryLoad,
+    /// Which weights.
+    WeightVersion,
+    /// A text's calls alone.
+    ParseFunctionCall,
+    /// A text's reasoning alone.
+    SeparateReasoning,
     /// Known from the peers, and not served: 501.
     Unsupported,
 }
@@ -178,7 +189,11 @@ pub const ROUTES: &[Route] = &[
     post("/v1/chat/completions", Endpoint::Chat, "answer a conversation"),
     post("/v1/completions", Endpoint::Completions, "go on with a text or with token ids"),
     second(post("/v1/responses", Endpoint::Responses, "answer a conversation, as OpenAI's responses")),
-    second(get("/v1/responses/{id}", Endpoint::Response, "a stored response")),
+    second(get(
+        "/v1/responses/{id}",
+        Endpoint::Response,
+        "a stored response; ?stream=true its events, if it was streamed in the background, after ?starting_after",
+    )),
     second(delete("/v1/responses/{id}", Endpoint::DeleteResponse, "forget a stored response")),
     second(get("/v1/responses/{id}/input_items", Endpoint::InputItems, "what a stored response answers")),
     second(post(
@@ -234,7 +249,22 @@ pub const ROUTES: &[Route] = &[
     second(post("/resume_memory_occupation", Endpoint::WakeUp, "another name of /wake_up")),
     second(get("/server_info", Endpoint::ServerInfo, "flags, model and limits; no keys")),
     second(get("/get_server_info", Endpoint::ServerInfo, "another name of /server_info")),
-    second(get("/get_load", Endpoint::Load, "another name of /load")),
+    second(get("/get_load", Endpoint::SglangLoad, "requests and tokens of each engine, as SGLang's")),
+    second(get("/v1/loads", Endpoint::EveryLoad, "the same and how full each is, as SGLang's")),
+    second(get("/weight_version", Endpoint::WeightVersion, "the version of the weights, as SGLang's")),
+    second(get("/get_weight_version", Endpoint::WeightVersion, "another name of /weight_version")),
+    second(post("/v1/tokenize", Endpoint::Tokenize, "another name of /tokenize")),
+    second(post("/v1/detokenize", Endpoint::Detokenize, "another name of /detokenize")),
+    second(post(
+        "/parse_function_call",
+        Endpoint::ParseFunctionCall,
+        "the calls that a text makes, as SGLang's; /v1/parse says more",
+    )),
+    second(post(
+        "/separate_reasoning",
+        Endpoint::SeparateReasoning,
+        "the reasoning that a text begins with, as SGLang's; /v1/parse says more",
+    )),
     post("/v2/embed", Endpoint::CohereEmbed, "embeddings, as Cohere's"),
     post("/v1/embeddings", Endpoint::Embeddings, "the embeddings of texts"),
     post("/pooling", Endpoint::Pooling, "the vectors of texts, whatever the model's are"),
@@ -257,8 +287,29 @@ pub const ROUTES: &[Route] = &[
     absent(2, post("/init_weights_update_group", NONE, "prepare to load other weights")),
     second(get("/get_model_info", Endpoint::ModelInfo, "the model in a few words, as SGLang's")),
     second(get("/model_info", Endpoint::ModelInfo, "another name of /get_model_info")),
+    absent(2, post("/destroy_weights_update_group", NONE, "end loading other weights")),
+    absent(2, post("/init_weight_transfer_engine", NONE, "prepare to load other weights")),
+    absent(2, post("/update_weights", NONE, "load other weights")),
+    absent(2, post("/get_weights_by_name", NONE, "show weights")),
+    absent(2, get("/get_world_size", NONE, "the processes that weights are sent to")),
     absent(2, post("/v1/load_lora_adapter", NONE, "load an adapter")),
     absent(2, post("/v1/unload_lora_adapter", NONE, "unload an adapter")),
+    absent(2, post("/load_lora_adapter", NONE, "load an adapter")),
+    absent(2, post("/unload_lora_adapter", NONE, "unload an adapter")),
+    absent(
+        3,
+        post("/v1/chat/completions/render", NONE, "the prompt of a conversation; /tokenize has its ids"),
+    ),
+    absent(3, post("/v1/completions/render", NONE, "the ids of a prompt; /tokenize has them")),
+    absent(3, get("/kv_event_sources", NONE, "where events of the KV cache are published")),
+    absent(3, post("/is_scaling_elastic_ep", NONE, "whether the number of replicas changes")),
+    absent(3, post("/encode", NONE, "embeddings as SGLang's; /v1/embeddings has them")),
+    absent(3, post("/configure_logging", NONE, "change what is logged")),
+    absent(3, post("/freeze_gc", NONE, "spare objects the garbage collector")),
+    absent(3, post("/slow_down", NONE, "take longer for each step")),
+    absent(3, post("/start_expert_distribution_record", NONE, "record experts; /metrics counts them")),
+    absent(3, post("/stop_expert_distribution_record", NONE, "record experts no more")),
+    absent(3, post("/dump_expert_distribution_record", NONE, "write what was recorded")),
     absent(3, post("/start_profile", NONE, "start the profiler")),
     absent(3, post("/stop_profile", NONE, "stop the profiler")),
     absent(3, post("/collective_rpc", NONE, "call every worker")),
@@ -355,6 +406,11 @@ fn method_router(route: &Route) -> MethodRouter<SharedState> {
         Endpoint::WakeUp => on(filter, administration::wake_up),
         Endpoint::IsSleeping => on(filter, administration::is_sleeping),
         Endpoint::ServerInfo => on(filter, administration::server_info),
+        Endpoint::SglangLoad => on(filter, sglang::load),
+        Endpoint::EveryLoad => on(filter, sglang::every_load),
+        Endpoint::WeightVersion => on(filter, sglang::weight_version),
+        Endpoint::ParseFunctionCall => on(filter, sglang::parse_function_call),
+        Endpoint::SeparateReasoning => on(filter, sglang::separate_reasoning),
         Endpoint::Unsupported => on(filter, unsupported),
     }
 }

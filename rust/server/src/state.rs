@@ -1,5 +1,6 @@
 //! What handlers share.
 
+use std::borrow::Cow;
 use std::collections::HashSet;
 use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -11,6 +12,7 @@ use frizzen_grammar::{Grammar, GrammarCompiler, GrammarError, GrammarLimits};
 use frizzen_metrics::{EngineMetrics, HttpMetrics, Metrics};
 use frizzen_text::parse::Format;
 use frizzen_text::{ChatTemplate, LoadError, RenderRequest, Tokenizer};
+use serde_json::{Map, Value};
 
 use crate::administration;
 use crate::auth::ApiKeys;
@@ -46,6 +48,8 @@ pub struct TextModel {
     pub format: Format,
     /// What requests get that do not say.
     pub defaults: SamplingDefaults,
+    /// Variables of the template for conversations that do not say.
+    pub template_kwargs: Map<String, Value>,
     /// Where its reasoning begins and ends, in tokens; `None` if it has none between tags.
     pub reasoning_markers: Option<Arc<ReasoningMarkers>>,
     /// Bytes of its longest token: a text has at least its own bytes over this many tokens.
@@ -61,6 +65,7 @@ impl TextModel {
             template,
             format: Format::default(),
             defaults: SamplingDefaults::default(),
+            template_kwargs: Map::new(),
             reasoning_markers: None,
             longest_token: longest.unwrap_or(0).max(1),
         }
@@ -82,6 +87,7 @@ impl TextModel {
     /// How its text is read, by the server's flags.
     pub fn read_as(&mut self, http: &HttpArgs) {
         self.format = http.parsing.format(self.template.as_ref());
+        self.template_kwargs.clone_from(&http.default_chat_template_kwargs);
         self.reasoning_markers = self.format.reasoning_markers(&self.tokenizer);
     }
 
@@ -90,13 +96,19 @@ impl TextModel {
         let template = self.template.as_ref().ok_or_else(|| {
             ApiError::invalid("messages", "the model has no chat template; --chat-template can give it one")
         })?;
+        let mut kwargs = Cow::Borrowed(&conversation.template_kwargs);
+        if !self.template_kwargs.is_empty() {
+            let mut all = self.template_kwargs.clone();
+            all.extend(kwargs.into_owned());
+            kwargs = Cow::Owned(all);
+        }
         let request = RenderRequest {
             messages: &conversation.messages,
             tools: conversation.tools.as_deref(),
             documents: conversation.documents.as_deref(),
             add_generation_prompt: conversation.add_generation_prompt,
             continue_final_message: conversation.continue_final_message,
-            kwargs: Some(&conversation.template_kwargs),
+            kwargs: Some(&kwargs),
             local_time: unix_time() as i64,
         };
         Ok(template.render(&request)?)
@@ -153,6 +165,9 @@ pub fn unix_time() -> u64 {
 impl AppState {
     /// The state of a server whose model is still being loaded.
     pub fn new(config: &ServerConfig, engine: EngineHandle, metrics: Arc<Metrics>) -> SharedState {
+        for (flag, why) in config.http.familiar.notes() {
+            tracing::warn!(flag, "a flag has no effect: {why}");
+        }
         let keys = config.http.api_key.iter().cloned().chain(std::env::var(KEY_VARIABLE));
         Arc::new(Self {
             engine,

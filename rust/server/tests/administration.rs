@@ -4,8 +4,8 @@ mod common;
 
 use std::time::Duration;
 
-use common::{Server, letters, read_answer, script, series, slow_letters, streamed, wait_until};
-use serde_json::json;
+use common::{Server, chat_body, letters, read_answer, script, series, slow_letters, streamed, wait_until};
+use serde_json::{Value, json};
 
 const STEP: Duration = Duration::from_millis(2);
 
@@ -242,4 +242,34 @@ fn the_tokenizer_says_what_it_is() {
     assert_eq!((&info["vocab_size"], &info["eos_token_ids"]), (&json!(259), &json!([257])));
     assert_eq!(info["special_tokens"]["bos_token"], "<|bos|>");
     assert!(info["chat_template"].as_str().unwrap().contains("message.role"));
+}
+
+#[test]
+fn a_proxys_prefix_may_be_left_on_or_taken_off() {
+    let server = Server::with(&["--root-path", "/models/a/", "--api-key", "k"], script("hi"));
+    let client = server.client().header("authorization", "Bearer k");
+    for path in ["/v1/models", "/models/a/v1/models", "/models/a/v1/models/mock"] {
+        assert_eq!(client.get(path).status, 200, "{path}");
+    }
+    assert_eq!(server.client().get("/models/a/v1/models").error().0, 401);
+    assert_eq!(server.client().get("/models/a/health").status, 200, "open, as without the prefix");
+    assert_eq!(client.get("/models/ab/v1/models").error().0, 404);
+    let wrong = client.call("GET", "/models/a/v1/completions", None);
+    assert_eq!((wrong.status, wrong.header("allow")), (405, Some("POST, OPTIONS")));
+    assert_eq!(client.get("/models/a/openapi.json").ok()["servers"], json!([{"url": "/models/a"}]));
+    assert_eq!(Server::start(script("hi")).client().get("/openapi.json").ok().get("servers"), None);
+}
+
+#[test]
+fn variables_of_the_template_have_defaults_that_requests_overrule() {
+    let template = "{% for m in messages %}{{ m.content }}{% endfor %}|{{ enable_thinking }}|{{ depth }}";
+    let flags = ["--default-chat-template-kwargs", r#"{"enable_thinking": false, "depth": 1}"#];
+    let server = Server::with_template(&flags, script("hi"), template);
+    let prompt = |fields: &Value| {
+        let ids = server.client().post("/tokenize", &chat_body(fields)).ok()["tokens"].clone();
+        server.client().post("/detokenize", &json!({"tokens": ids})).ok()["prompt"].clone()
+    };
+    assert_eq!(prompt(&json!({})), "hello|False|1");
+    assert_eq!(prompt(&json!({"chat_template_kwargs": {"depth": 2}})), "hello|False|2");
+    assert_eq!(prompt(&json!({"enable_thinking": true})), "hello|True|1");
 }

@@ -312,7 +312,7 @@ fn tokenize_and_detokenize_are_inverse() {
     assert_eq!(ids["tokens"].as_array().unwrap().last(), Some(&json!(257)));
     assert_eq!(
         server.client().post("/detokenize", &json!({"tokens": ids["tokens"]})).ok(),
-        json!({"prompt": text})
+        json!({"prompt": text, "text": text})
     );
     for bad in [json!([-1]), json!([259]), json!([4_294_967_295_u64]), json!([1.5]), json!("x"), Value::Null]
     {
@@ -372,5 +372,34 @@ fn equal_prompts_prefixes_and_any_lengths_run_together_mistral_rs_1376() {
             let together: Vec<String> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
             assert_eq!(together, alone);
         });
+    }
+}
+
+#[test]
+fn ids_of_a_conversation_stand_in_for_its_tokenisation() {
+    let server = Server::start(saying(Content::Chain));
+    let asked = json!({"max_tokens": 20, "return_token_ids": true, "temperature": 0});
+    let first = server.client().chat(&asked).ok();
+    let known = first["prompt_token_ids"].clone();
+    let with = |fields: Value| {
+        let mut fields = fields;
+        fields.as_object_mut().unwrap().extend(asked.as_object().unwrap().clone());
+        server.client().chat(&fields)
+    };
+    let again = with(json!({"prompt_token_ids": known})).ok();
+    assert_eq!(again["choices"], first["choices"]);
+    // They are what the model gets, whatever the messages would have become; the messages are checked all the same.
+    let other = with(json!({"prompt_token_ids": [97, 98]})).ok();
+    assert_eq!((&other["prompt_token_ids"], &other["usage"]["prompt_tokens"]), (&json!([97, 98]), &json!(2)));
+    let cut = with(json!({"prompt_token_ids": [97, 98, 99], "truncate_prompt_tokens": 1})).ok();
+    assert_eq!(cut["prompt_token_ids"], json!([99]));
+    for (fields, param) in [
+        (json!({"prompt_token_ids": []}), "prompt_token_ids"),
+        (json!({"prompt_token_ids": [99999]}), "prompt_token_ids"),
+        (json!({"prompt_token_ids": "a"}), "prompt_token_ids"),
+        (json!({"prompt_token_ids": vec![97; 5000]}), "prompt_token_ids"),
+        (json!({"prompt_token_ids": [97], "messages": [{"role": "user"}]}), "messages"),
+    ] {
+        assert_eq!(with(fields).error().2.as_deref(), Some(param));
     }
 }

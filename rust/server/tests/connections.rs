@@ -2,10 +2,14 @@
 
 mod common;
 
-use std::io::Read;
+use std::io::{Read, Write as _};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::{Server, letters, read_answer, wait_until};
+use frizzen_server::ShutdownRequests;
+use frizzen_server::config::HttpArgs;
+use frizzen_server::serve::{bind, serve};
 use serde_json::json;
 
 /// What the server sends before it closes the connection.
@@ -99,4 +103,33 @@ fn heads_of_many_fields_are_refused_and_cost_nothing_vllm_cve_2025_48956() {
         assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 431"), "{answer}");
         server.client().get("/health").ok();
     }
+}
+
+#[test]
+fn a_socket_of_the_file_system_serves_and_leaves_nothing_behind() {
+    let directory = std::env::temp_dir().join(format!("frizzen-uds-{}", std::process::id()));
+    std::fs::create_dir_all(&directory).unwrap();
+    let path = directory.join("http.sock");
+    // Of a server that was killed.
+    drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+    let server = Server::start(letters());
+    let http = HttpArgs { uds: Some(path.clone()), ..server.state.http.clone() };
+    let runtime = frizzen_server::runtime().unwrap();
+    let (stop, requests) = ShutdownRequests::channel();
+    let serving = runtime.spawn({
+        let state = Arc::clone(&server.state);
+        let bound = runtime.block_on(bind(&http)).unwrap();
+        assert_eq!(bound.url().unwrap(), format!("unix:{}", path.display()));
+        assert!(runtime.block_on(bind(&http)).is_err(), "somebody listens there");
+        async move { serve(bound, state, requests).await }
+    });
+    let mut stream = std::os::unix::net::UnixStream::connect(&path).unwrap();
+    stream.write_all(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200") && answer.ends_with("{\"status\":\"ready\"}"), "{answer}");
+    stop.send(()).unwrap();
+    runtime.block_on(serving).unwrap().unwrap();
+    assert!(!path.exists());
+    std::fs::remove_dir(&directory).unwrap();
 }

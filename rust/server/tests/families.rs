@@ -29,6 +29,7 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("worker_events", "rust/metrics/tests/worker.rs"),
     ("kernel_info", "tests/http/test_expert_metrics.py"),
     ("kernel_rejected_info", "rust/metrics/tests/exposition.rs"),
+    ("start_seconds", "rust/metrics/tests/exposition.rs"),
 ];
 
 const STEP: Duration = Duration::from_millis(2);

@@ -7,7 +7,9 @@ mod common;
 use std::time::Duration;
 
 use common::{Server, chat_body, letters, saying, script, slow_letters, streamed, wait_until};
-use frizzen_engine::mock::Content;
+use frizzen_engine::WorkerInfo;
+use frizzen_engine::mock::{Content, MockWorker};
+use frizzen_server::mock;
 use serde_json::{Value, json};
 
 const HERMES: [&str; 2] = ["--tool-call-parser", "hermes"];
@@ -132,6 +134,42 @@ fn offsets_go_on_behind_an_echoed_prompt_vllm_47815() {
         .collect();
     assert_eq!(Value::from(offsets.clone()), whole["choices"][0]["logprobs"]["text_offset"]);
     assert_eq!(offsets.last().unwrap(), &json!("Wörter".chars().count() + 8));
+}
+
+#[test]
+fn chunks_of_reasoning_and_of_calls_have_logprobs_sglang_26778_sglang_28601() {
+    let said =
+        "<think>hm</think>so<tool_call>\n{\"name\": \"w\", \"arguments\": {\"c\": \"x\"}}\n</tool_call>";
+    let server = Server::with(&[&["--reasoning-parser", "qwen3"], &HERMES[..]].concat(), script(said));
+    let body = chat_body(&json!({"tools": weather(), "logprobs": true, "top_logprobs": 1}));
+    let whole = server.client().post("/v1/chat/completions", &body).ok()["choices"][0].clone();
+    assert_eq!(
+        (&whole["message"]["reasoning"], &whole["finish_reason"]),
+        (&json!("hm"), &json!("tool_calls"))
+    );
+    let events = server.client().post("/v1/chat/completions", &streamed(&body)).events();
+    let joined: Vec<Value> = choices(&events)
+        .iter()
+        .flat_map(|choice| choice["logprobs"]["content"].as_array().cloned().unwrap_or_default())
+        .collect();
+    assert!(joined.len() >= said.len(), "every token has an entry");
+    assert_eq!(Value::from(joined), whole["logprobs"]["content"]);
+}
+
+#[test]
+fn a_streamed_echo_has_the_logprobs_of_every_chunk_of_its_prompt_sglang_2403() {
+    let chunked = WorkerInfo { max_num_batched_tokens: 8, ..mock::info() };
+    let server = Server::start(MockWorker::new(chunked).saying(Content::Alphabet([u32::from(b'a')].into())));
+    let body = json!({"prompt": "a prompt of several chunks", "max_tokens": 3, "echo": true, "logprobs": 1});
+    let whole = server.client().completion(&body).ok()["choices"][0]["logprobs"].clone();
+    let events = server.client().completion(&streamed(&body)).events();
+    for list in ["tokens", "token_logprobs", "top_logprobs", "text_offset"] {
+        let parts = choices(&events);
+        let joined =
+            parts.iter().flat_map(|choice| choice["logprobs"][list].as_array().into_iter().flatten());
+        assert_eq!(Value::from(joined.cloned().collect::<Vec<_>>()), whole[list], "{list}");
+    }
+    assert_eq!(whole["tokens"].as_array().unwrap().len(), 26 + 3);
 }
 
 #[test]

@@ -365,3 +365,25 @@ fn parse_shows_what_a_parser_makes_of_a_text() {
         assert_eq!((error.0, error.2.as_deref()), (400, Some(param)));
     }
 }
+
+#[test]
+fn what_a_limit_leaves_of_a_call_without_a_name_is_no_content_vllm_47903() {
+    let server = Server::with(FLAGS, script(&format!("Ok.{CALL}")));
+    let begins = "Ok.<tool_call>".len();
+    for max_tokens in begins..begins + CALL.len() {
+        let asked = calling(&json!({"max_tokens": max_tokens}));
+        let choice = server.client().chat(&asked).ok()["choices"][0].clone();
+        let events = server.client().chat(&streamed(&asked)).events();
+        let (message, stream) = (flattened(&choice), accumulated(&events, 0));
+        assert_eq!(
+            (&message["content"], &message["calls"]),
+            (&json!("Ok."), &stream["calls"]),
+            "{max_tokens}"
+        );
+        assert_eq!(message["content"], stream["content"], "{max_tokens}");
+    }
+    // A model that ends so by itself has said it: the text is all that is left of what it meant.
+    let server = Server::with(FLAGS, script("Ok.<tool_call>\n{\"na"));
+    let whole = server.client().chat(&calling(&json!({}))).ok();
+    assert_eq!(whole["choices"][0]["message"]["content"], "Ok.<tool_call>\n{\"na");
+}

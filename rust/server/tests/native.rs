@@ -2,9 +2,10 @@
 
 mod common;
 
-use std::time::Duration;
-
-use common::{Server, letters, read_answer, script, slow_letters, wait_until};
+use common::{Server, letters, read_answer, script};
+use frizzen_engine::WorkerInfo;
+use frizzen_engine::mock::{Content, MockWorker};
+use frizzen_server::mock;
 use serde_json::{Value, json};
 
 #[test]
@@ -64,6 +65,19 @@ fn every_event_repeats_what_is_known_so_far() {
     let indexes: std::collections::BTreeSet<u64> =
         batch.iter().map(|event| event["index"].as_u64().unwrap()).collect();
     assert_eq!(indexes.into_iter().collect::<Vec<_>>(), [0, 1]);
+}
+
+#[test]
+fn a_stream_has_the_logprobs_of_every_chunk_of_its_prompt_sglang_2403() {
+    let chunked = WorkerInfo { max_num_batched_tokens: 8, ..mock::info() };
+    let server = Server::start(MockWorker::new(chunked).saying(Content::Alphabet([u32::from(b'a')].into())));
+    let body = json!({"text": "a prompt of several chunks", "sampling_params": {"max_new_tokens": 3},
+        "return_logprob": true, "logprob_start_len": 0});
+    let whole = server.client().post("/generate", &body).ok()["meta_info"]["input_token_logprobs"].clone();
+    assert_eq!(whole.as_array().unwrap().len(), 26);
+    for event in server.client().post("/generate", &common::streamed(&body)).events() {
+        assert_eq!(event["meta_info"]["input_token_logprobs"], whole);
+    }
 }
 
 #[test]
@@ -140,46 +154,6 @@ fn the_model_is_told_in_a_few_words() {
 }
 
 #[test]
-fn a_response_made_in_the_background_is_there_at_once_and_complete_later() {
-    let server = Server::start(slow_letters(Duration::from_millis(2)));
-    let client = server.client();
-    let body = json!({"input": "q", "background": true, "max_output_tokens": 20, "ignore_eos": true});
-    let begun = client.post("/v1/responses", &body).ok();
-    assert_eq!((&begun["status"], &begun["background"]), (&json!("in_progress"), &json!(true)));
-    let path = format!("/v1/responses/{}", begun["id"].as_str().unwrap());
-    wait_until("it is complete", || client.get(&path).ok()["status"] != "in_progress");
-    let made = client.get(&path).ok();
-    assert_eq!((&made["status"], &made["usage"]["output_tokens"]), (&json!("incomplete"), &json!(20)));
-    assert_eq!(client.post(&format!("{path}/cancel"), &json!({})).ok()["status"], "incomplete");
-    server.quiesce();
-}
-
-#[test]
-fn a_response_in_the_background_is_cancelled_or_forgotten_with_its_work() {
-    let server = Server::start(slow_letters(Duration::from_millis(2)));
-    let client = server.client();
-    let body = json!({"input": "q", "background": true, "ignore_eos": true});
-    let begin =
-        || format!("/v1/responses/{}", client.post("/v1/responses", &body).ok()["id"].as_str().unwrap());
-    let (first, second) = (begin(), begin());
-    wait_until("both run", || server.state.engine.open_streams() == 2);
-    let cancelled = client.post(&format!("{first}/cancel"), &json!({})).ok();
-    assert_eq!(cancelled["status"], "cancelled");
-    assert_eq!(client.call("DELETE", &second, None).ok()["deleted"], true);
-    server.quiesce();
-    assert_eq!(client.get(&first).ok()["status"], "cancelled");
-    assert_eq!(client.get(&second).status, 404);
-    for (fields, status) in [
-        (json!({"input": "q", "background": true, "stream": true}), 501),
-        (json!({"input": "q", "background": true, "store": false}), 400),
-    ] {
-        assert_eq!(client.post("/v1/responses", &fields).error().0, status);
-    }
-    let without = Server::with(&["--response-store", "0"], letters());
-    assert_eq!(without.client().post("/v1/responses", &body).error().2.as_deref(), Some("background"));
-}
-
-#[test]
 fn the_items_of_a_response_are_listed_page_by_page() {
     let server = Server::start(script("hi"));
     let client = server.client();
@@ -229,4 +203,47 @@ fn browsers_are_told_what_they_may_do() {
     assert_eq!(answer.header("access-control-allow-credentials"), Some("true"));
     let stranger = server.client().header("origin", "https://b.example").get("/health");
     assert_eq!(stranger.header("access-control-allow-origin"), None);
+}
+
+#[test]
+fn the_load_of_each_engine_has_sglangs_names() {
+    let server = Server::start(letters());
+    let loads = server.client().get("/get_load").ok();
+    assert_eq!(
+        loads,
+        json!([{"dp_rank": 0, "num_reqs": 0, "num_waiting_reqs": 0, "num_tokens": 0, "num_pages": 0}])
+    );
+    let all = server.client().get("/v1/loads").ok();
+    assert_eq!((&all["dp_rank_count"], &all["aggregate"]["total_reqs"]), (&json!(1), &json!(0)));
+    let load = server.state.engine.load();
+    let block = server.state.engine.info().map_or(0, |info| u64::from(info.block_size));
+    assert_eq!(all["loads"][0]["max_total_num_tokens"], load.total_blocks * block);
+    for path in ["/weight_version", "/get_weight_version"] {
+        assert_eq!(server.client().get(path).ok()["weight_version"], "default");
+    }
+}
+
+#[test]
+fn one_parser_alone_reads_a_text_as_sglangs_routes_do() {
+    let server = Server::start(script("hi"));
+    let client = server.client();
+    let call = "Look: <tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 1}}</tool_call>";
+    let tools = json!([{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]);
+    let body = json!({"text": call, "tools": tools, "tool_call_parser": "hermes"});
+    let parsed = client.post("/parse_function_call", &body).ok();
+    let calls = json!([{"tool_index": 0, "name": "f", "parameters": "{\"a\": 1}"}]);
+    assert_eq!(parsed, json!({"normal_text": "Look:", "calls": calls}));
+    let body = json!({"text": "<think>hm</think>yes", "reasoning_parser": "qwen3"});
+    let parsed = client.post("/separate_reasoning", &body).ok();
+    assert_eq!(parsed, json!({"reasoning_text": "hm", "text": "yes"}));
+    for (path, body, param) in [
+        ("/parse_function_call", json!({"text": "x", "tool_call_parser": "nobody"}), "tool_call_parser"),
+        ("/parse_function_call", json!({"tool_call_parser": "hermes"}), "text"),
+        ("/separate_reasoning", json!({"text": "x", "reasoning_parser": "nobody"}), "reasoning_parser"),
+    ] {
+        let (status, _, found) = client.post(path, &body).error();
+        assert_eq!((status, found.as_deref()), (400, Some(param)), "{path}");
+    }
+    let ids = client.post("/v1/tokenize", &json!({"prompt": "ab"})).ok()["tokens"].clone();
+    assert_eq!(client.post("/v1/detokenize", &json!({"tokens": ids})).ok()["text"], "ab");
 }

@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{Server, letters, script, series};
+use common::{Server, chat_body, letters, script, series, streamed};
 use frizzen_engine::WorkerInfo;
 use frizzen_engine::mock::{Content, MockWorker};
 use frizzen_server::mock;
@@ -52,6 +52,19 @@ fn the_route_and_the_metrics_say_what_was_drafted() {
     );
     let without = Server::start(letters());
     assert_eq!(without.client().get("/v1/speculation").ok(), json!({"drafter": null}));
+}
+
+#[test]
+fn tokens_of_one_chunk_have_their_own_alternatives_sglang_39260() {
+    let server = echo(&["--drafter", "suffix", "--speculation", "4"]);
+    let body = chat_body(&json!({"max_tokens": 60, "logprobs": true, "top_logprobs": 2}));
+    let whole = server.client().post("/v1/chat/completions", &body).ok()["choices"][0]["logprobs"].clone();
+    let events = server.client().post("/v1/chat/completions", &streamed(&body)).events();
+    let chunks: Vec<&Vec<Value>> =
+        events.iter().filter_map(|event| event["choices"][0]["logprobs"]["content"].as_array()).collect();
+    assert!(chunks.iter().any(|chunk| chunk.len() > 1), "drafts come several at a time");
+    let joined: Vec<Value> = chunks.into_iter().flatten().cloned().collect();
+    assert_eq!(Value::from(joined), whole["content"]);
 }
 
 #[test]

@@ -66,6 +66,27 @@ fn an_empty_assistant_message_is_a_message_vllm_21089() {
 }
 
 #[test]
+fn an_answer_may_come_back_in_the_parts_it_was_given_in_hebo_gateway_35_vllm_55479() {
+    let parts = "{% for m in messages %}{% for part in m.content %}[{{ part.type }}:{{ part.text }}]{% endfor %}{% endfor %}";
+    let answer =
+        |part: Value| json!([{"role": "user", "content": "A"}, {"role": "assistant", "content": [part]}]);
+    for part in [
+        json!({"type": "text", "text": "B"}),
+        json!({"type": "output_text", "text": "B", "annotations": []}),
+        json!({"type": "input_text", "text": "B"}),
+        json!({"type": "refusal", "refusal": "B"}),
+        json!("B"),
+    ] {
+        assert_eq!(render(CHATML, &answer(part.clone())).unwrap(), "<|user|>A\n<|assistant|>B\n", "{part}");
+        assert_eq!(render(parts, &answer(part.clone())).unwrap(), "[text:A][text:B]", "{part}");
+    }
+    assert!(
+        refusal(CHATML, &answer(json!({"type": "refusal", "text": "B"})))
+            .contains("no string in \"refusal\"")
+    );
+}
+
+#[test]
 fn malformed_messages_are_refused_by_field_dynamo_2067() {
     let cases = [
         (json!([]), "at least 1 item"),
@@ -81,6 +102,20 @@ fn malformed_messages_are_refused_by_field_dynamo_2067() {
         ),
         (json!([{"role": "user", "content": [{"text": "x"}]}]), "must be an object with a \"type\""),
         (json!([{"role": "user", "content": [{"type": "text", "text": 1}]}]), "has no string in \"text\""),
+        (
+            json!([{"role": "user", "name": {"a": 1}, "content": "x"}]),
+            "[0].name must be a string, got an object",
+        ),
+        (json!([{"role": "assistant", "content": "x", "reasoning": ["y"]}]), "reasoning must be a string"),
+        (
+            json!([{"role": "assistant", "tool_calls": [{"id": 5, "function": {"name": "f"}}]}]),
+            "tool_calls[0].id must be a string, got a number",
+        ),
+        (
+            json!([{"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": ["f"]}}]}]),
+            "tool_calls[0].function.name must be a string, got a list",
+        ),
+        (json!([{"role": "tool", "tool_call_id": 9, "content": "x"}]), "tool_call_id must be a string"),
         (json!([{"role": "assistant", "tool_calls": 7}]), "tool_calls must be a list"),
         (json!([{"role": "assistant", "tool_calls": [7]}]), "tool_calls[0] must be an object"),
         (

@@ -190,6 +190,52 @@ fn a_call_is_complete_only_if_its_arguments_parse_vllm_53269() {
 }
 
 #[test]
+fn what_a_limit_cuts_off_behind_a_marker_is_no_content_vllm_47903() {
+    let shown = |case: &Case, text: &str, setup: &Setup| {
+        let mut parser = MessageParser::new(case.format, setup);
+        message(parser.push(text).into_iter().chain(parser.cut_off()).collect())
+    };
+    for case in CASES.iter() {
+        let whole = parse(&case.input, case.format, &case.setup);
+        for place in 0..=case.input.len() {
+            let text = cut(&case.input, &[place])[0];
+            let cut_off = shown(case, text, &case.setup);
+            let ended = parse(text, case.format, &case.setup);
+            for opens in case.format.tools.map_or(&[][..], ToolFormat::opens) {
+                let count = |message: &Message| message.content.matches(opens).count();
+                assert!(count(&cut_off) <= count(&whole), "{} at {place}: {:?}", case.name, cut_off.content);
+            }
+            // What was a call stays one, and what the model thought is shown.
+            assert_eq!(
+                (&cut_off.calls, &cut_off.reasoning),
+                (&ended.calls, &ended.reasoning),
+                "{}",
+                case.name
+            );
+            assert!(ended.content.starts_with(&cut_off.content), "{} at {place}", case.name);
+        }
+    }
+}
+
+#[test]
+fn a_forced_call_that_is_cut_off_is_never_content() {
+    for (name, text) in [
+        ("llama3_json", r#"{"name": "weather", "parameters": {"city": "a"}}"#),
+        ("hermes", "<tool_call>\n{\"name\": \"weather\", \"arguments\": {}}\n</tool_call>"),
+    ] {
+        let format = Format { tools: ToolFormat::named(name), reasoning: None };
+        let declared = [json!({"type": "function", "function": {"name": "weather"}})];
+        let tools = Arc::new(ToolSchemas::new(&declared));
+        let setup = Setup { start: Start::Answer, tools, forced: true, ..Setup::default() };
+        for place in 0..=text.len() {
+            let mut parser = MessageParser::new(format, &setup);
+            let all = parser.push(&text[..place]).into_iter().chain(parser.cut_off()).collect();
+            assert_eq!(message(all).content, "", "{name} at {place}");
+        }
+    }
+}
+
+#[test]
 fn a_call_has_one_start_one_end_and_its_own_index_hermes_agent_3468() {
     for case in CASES.iter() {
         let mut open = None;

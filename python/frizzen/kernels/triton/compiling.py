@@ -1,7 +1,8 @@
-"""Compiling ahead: on many threads, without launching; and telling what was compiled too late."""
+"""Compiling ahead: by many processes, without launching; and telling what was compiled too late."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import sys
 from collections import Counter, deque
@@ -12,12 +13,16 @@ from functools import partial
 from typing import Any
 
 import torch
+import triton.compiler
 from torch.overrides import TorchFunctionMode
 from triton import knobs
 from triton.backends.nvidia import driver
+from triton.runtime.cache import get_cache_key, get_cache_manager
 from triton.runtime.jit import JITFunction
 
-__all__ = ["LateCompiles", "compile_only", "distinct_launchers"]
+from frizzen.kernels.helpers import Helpers
+
+__all__ = ["LateCompiles", "compile_only", "compile_to_cache", "distinct_launchers"]
 
 try:
     from triton.runtime._async_compile import AsyncCompileMode
@@ -43,12 +48,12 @@ class _Zeros(TorchFunctionMode):
 
 
 @contextmanager
-def compile_only(threads: int) -> Iterator[Callable[[], None]]:
+def compile_only(threads: int, helpers: Helpers | None = None) -> Iterator[Callable[[], None]]:
     """Within, a launch compiles its kernel and computes nothing: its results are zeros.
 
-    On leaving, every kernel that was met is compiled and on the device. Not to be entered while another
-    thread launches. Yields a function to call now and then: from then on, launches of what is compiled by
-    then are fast.
+    On leaving, every kernel that was met is compiled and on the device, and ``helpers`` are closed. Not to be
+    entered while another thread launches. Yields a function to call now and then: from then on, launches of
+    what is compiled by then are fast.
     """
     met: dict[int, Any] = {}
     original, interval = JITFunction.run, sys.getswitchinterval()
@@ -63,12 +68,13 @@ def compile_only(threads: int) -> Iterator[Callable[[], None]]:
     # Compilers take turns in Python: short turns, which suit a server, cost them as much as the work.
     sys.setswitchinterval(SWITCH_INTERVAL)
     try:
-        if AsyncCompileMode is None:
-            with _Zeros():
-                yield lambda: None
-        else:
-            with ThreadPoolExecutor(threads) as pool, AsyncCompileMode(pool) as compiling, _Zeros():
-                yield partial(_settle, compiling, set())
+        with _helped(helpers):
+            if AsyncCompileMode is None:
+                with _Zeros():
+                    yield lambda: None
+            else:
+                with ThreadPoolExecutor(threads) as pool, AsyncCompileMode(pool) as compiling, _Zeros():
+                    yield partial(_settle, compiling, set())
     finally:
         sys.setswitchinterval(interval)
         setattr(JITFunction, "run", original)  # noqa: B010
@@ -78,6 +84,45 @@ def compile_only(threads: int) -> Iterator[Callable[[], None]]:
         with distinct_launchers(), ThreadPoolExecutor(threads) as pool:
             load = partial(_load, device=torch.cuda.current_device())
             deque(pool.map(load, {id(kernel): kernel for kernel in kernels}.values()), 0)
+
+
+@contextmanager
+def _helped(helpers: Helpers | None) -> Iterator[None]:
+    """Within, what is not in the cache is compiled by ``helpers`` first; they are closed on leaving."""
+    original: Callable[..., Any] = triton.compiler.compile
+
+    def compile_(source: Any, target: Any = None, options: Any = None, **others: Any) -> Any:
+        if helpers is not None and target is not None and not _is_cached(source, target, options, others):
+            helpers.compile(source, target, options)
+        return original(source, target=target, options=options, **others)
+
+    setattr(triton.compiler, "compile", compile_)  # noqa: B010
+    try:
+        yield
+    finally:
+        setattr(triton.compiler, "compile", original)  # noqa: B010
+        if helpers is not None:
+            helpers.close()
+
+
+def _is_cached(source: Any, target: Any, options: Any, others: dict[str, Any]) -> bool:
+    backend = triton.compiler.make_backend(target)
+    environment = others.get("_env_vars")
+    if environment is None:
+        return False
+    key = get_cache_key(source, backend, backend.parse_options(dict(options)), environment)
+    cache = get_cache_manager(hashlib.sha256(key.encode()).hexdigest())
+    name = f"{source.name[:150]}.json"
+    return name in (cache.get_group(name) or {})
+
+
+def compile_to_cache(source: Any, target: Any, options: dict[str, Any]) -> None:
+    """Compiles a kernel, and in C the launcher that triton up to 3.6 has for it, without a device."""
+    kernel = triton.compiler.compile(source, target=target, options=options)
+    if hasattr(driver, "make_launcher"):
+        # Without a C compiler or the device's driver, the launch says so.
+        with distinct_launchers(), contextlib.suppress(Exception):
+            driver.CudaLauncher(source, kernel.metadata)
 
 
 @contextmanager

@@ -91,6 +91,10 @@ class _Launch:
     search: bool
     """Whether a row may have several tiles."""
     tile: Tile
+    early: bool
+    """Whether what follows may start at once: by the tokens of these rows alone, as those of others would make
+    variants that no step of the lattice compiles.
+    """
     partials: tuple[Tensor | None, Tensor | None, Tensor | None]
     """Sums, peaks and norms of the splits."""
 
@@ -261,13 +265,14 @@ class PagedAttention:
         search = max_query > per_tile
         tiles = tokens // per_tile + last - first if search else last - first
         splits = self._splits(tiles * self.kv_heads, step.max_context, search=search)
+        early = tokens <= _EARLY_TOKENS
         if splits == 1:
-            return _Launch(first, last, tiles, splits, search, tile, (None, None, None))
+            return _Launch(first, last, tiles, splits, search, tile, early, (None, None, None))
         device, slots = step.seq_lens.device, tiles * self.kv_heads * splits * tile.m
         width = round_up_power(self.head_dim, 16)
         sums = torch.empty(slots * width, dtype=torch.float32, device=device)
         peaks, norms = torch.empty(2, slots, dtype=torch.float32, device=device)
-        return _Launch(first, last, tiles, splits, search, tile, (sums, peaks, norms))
+        return _Launch(first, last, tiles, splits, search, tile, early, (sums, peaks, norms))
 
     def _splits(self, programs: int, max_context: int, *, search: bool) -> int:
         reach = min(max_context, self.window + _SPLIT_LEAST) if self.window else max_context
@@ -306,7 +311,7 @@ class PagedAttention:
             block_stride, token_stride, head_stride, self.scale * LOG2E.value, self.softcap,
             WINDOW=self.window, SOFTCAP=self.softcap > 0, BLOCK_SIZE=self.block_size, SPLIT=launch.splits > 1,
             SPLIT_LEAST=_SPLIT_LEAST, BLOCK_N=tile.n, PRECISION=precision(self.dtype),
-            CAUSAL=self.causal, FIRST=self.first, EARLY=len(qkv) <= _EARLY_TOKENS,
+            CAUSAL=self.causal, FIRST=self.first, EARLY=launch.early,
             num_warps=tile.warps, num_stages=tile.stages, **shared,
         )  # fmt: skip
         if launch.splits > 1:

@@ -139,10 +139,20 @@ fn the_request_ends_where_its_text_does_vllm_29632() {
     assert_eq!((kept, reason), (TEXT.len(), Some(FinishReason::Stop(StopReason::Complete))));
 }
 
+/// The row behind it allows stop tokens only, which other rules of the request may forbid.
+#[test]
+fn the_token_that_completes_the_text_is_no_draft() {
+    assert_eq!(constrained(false).validate(&TEXT, &[EOS]), TEXT.len() - 1);
+    let may_go_on = OneOf([vec![A], vec![A, B]].into());
+    let mut may_go_on = Constrained::new(&may_go_on, BannedSequences::default());
+    assert_eq!(may_go_on.validate(&[A, B], &[EOS]), 1);
+    assert_eq!(may_go_on.validate(&[A, EOS], &[EOS]), 2);
+}
+
 /// Validate, pad, mask, accept: the mask that was foretold for a row is the one that the accepted tokens lead to.
 #[test]
 fn the_foretold_mask_is_the_next_one() {
-    for split in 0..=TEXT.len() {
+    for split in 0..TEXT.len() {
         let mut drafted = constrained(true);
         let window = [&[A, E], &TEXT[..split]].concat();
         assert_eq!(drafted.validate(&window, &[EOS]), window.len());
@@ -167,10 +177,21 @@ fn a_dead_end_that_only_drafts_reach_ends_nothing() {
     assert_eq!(drafted.accept(&[A], false), (1, None), "the row of the dead end is not reached");
     let mut reached = dead_end();
     rows(&mut reached, &[A as i32, C as i32]);
+    assert_eq!(reached.accept(&[], false), (0, None), "with overlap, a chunk of the prompt comes in between");
     let (kept, reason) = reached.accept(&[A, C, B], false);
     assert_eq!(kept, 2);
     let Some(FinishReason::Error(error)) = reason else { panic!("{reason:?}") };
     assert!(error.to_string().contains("bad_words"), "{error}");
+}
+
+#[test]
+fn a_dead_end_of_a_step_that_did_not_happen_is_forgotten_vllm_31955() {
+    let texts = OneOf([vec![A, B, B], vec![A, C, A]].into());
+    let mut preempted = Constrained::new(&texts, BannedSequences::new([&[C, A][..]]));
+    rows(&mut preempted, &[A as i32, C as i32]);
+    rows(&mut preempted, &[A as i32, B as i32]);
+    let done = Some(FinishReason::Stop(StopReason::Complete));
+    assert_eq!(preempted.accept(&[A, B, B], false), (3, done));
 }
 
 #[test]

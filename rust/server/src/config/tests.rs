@@ -26,6 +26,14 @@ fn sizes_take_suffixes() {
 }
 
 #[test]
+fn an_empty_key_and_a_step_of_no_time_are_refused() {
+    for flags in [["m", "--api-key", ""], ["m", "--step-timeout", "0"]] {
+        let refused = Cli::try_parse_from(std::iter::once("serve").chain(flags)).map(|_| ());
+        assert!(refused.is_err_and(|error| error.to_string().contains(flags[1])), "{flags:?}");
+    }
+}
+
+#[test]
 fn only_what_was_given_reaches_the_worker() {
     let json = parse(&["smollm2-135m"]).engine_json(None);
     let fields: serde_json::Value = serde_json::from_str(&json).unwrap();
@@ -133,5 +141,19 @@ fn a_flag_of_nothing_is_refused() {
         ["m", "--allowed-origins", "app"],
     ] {
         assert!(Cli::try_parse_from(std::iter::once(&"serve").chain(&bad)).is_err(), "{bad:?}");
+    }
+}
+
+#[test]
+fn a_root_path_is_a_path_and_template_variables_are_an_object() {
+    let flags =
+        |flags: &[&str]| Cli::try_parse_from(["serve", "m"].iter().chain(flags)).map(|cli| cli.config.http);
+    assert_eq!(flags(&["--root-path", "/a/b/"]).unwrap().root_path, "/a/b");
+    assert_eq!(flags(&["--root-path", "/"]).unwrap().root_path, "");
+    for bad in ["a", "/a b", "/a?b", "http://x/a"] {
+        assert!(flags(&["--root-path", bad]).is_err(), "{bad}");
+    }
+    for bad in ["[]", "x", ""] {
+        assert!(flags(&["--default-chat-template-kwargs", bad]).is_err(), "{bad}");
     }
 }

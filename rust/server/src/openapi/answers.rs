@@ -21,6 +21,7 @@ pub fn content(endpoint: Endpoint) -> Option<Value> {
         Endpoint::Chat
         | Endpoint::Completions
         | Endpoint::Responses
+        | Endpoint::Response
         | Endpoint::Messages
         | Endpoint::Tokens
         | Endpoint::Generate
@@ -86,7 +87,7 @@ fn of(endpoint: Endpoint) -> Value {
         Endpoint::Tokenize => object(&json!({
             "count": count, "max_model_len": count, "tokens": array(&count), "token_strs": {"type": ["array", "null"]},
         })),
-        Endpoint::Detokenize => object(&json!({"prompt": text})),
+        Endpoint::Detokenize => object(&json!({"prompt": text, "text": text})),
         Endpoint::Parse => {
             object(&json!({"message": {"type": "object"}, "complete": flag, "notes": array(&text)}))
         }
@@ -111,6 +112,32 @@ fn of(endpoint: Endpoint) -> Value {
         Endpoint::Pause | Endpoint::Resume => object(&json!({"status": text, "is_paused": flag})),
         Endpoint::IsPaused => object(&json!({"is_paused": flag})),
         Endpoint::Sleep | Endpoint::WakeUp | Endpoint::IsSleeping => object(&json!({"is_sleeping": flag})),
+        _ => of_sglang(endpoint),
+    }
+}
+
+/// SGLang's small routes.
+fn of_sglang(endpoint: Endpoint) -> Value {
+    let (text, count) = (json!({"type": "string"}), json!({"type": "integer", "minimum": 0}));
+    match endpoint {
+        Endpoint::SglangLoad => array(&object(&json!({
+            "dp_rank": count, "num_reqs": count, "num_waiting_reqs": count, "num_tokens": count, "num_pages": count,
+        }))),
+        Endpoint::EveryLoad => {
+            let one = json!({
+                "dp_rank": count, "num_running_reqs": count, "num_waiting_reqs": count, "num_used_tokens": count,
+                "max_total_num_tokens": count, "token_usage": number(), "max_running_requests": count,
+            });
+            object(
+                &json!({"dp_rank_count": count, "loads": array(&object(&one)), "aggregate": {"type": "object"}}),
+            )
+        }
+        Endpoint::WeightVersion => object(&json!({"weight_version": text})),
+        Endpoint::ParseFunctionCall => {
+            let call = object(&json!({"tool_index": count, "name": text, "parameters": text}));
+            object(&json!({"normal_text": text, "calls": array(&call)}))
+        }
+        Endpoint::SeparateReasoning => object(&json!({"reasoning_text": text, "text": text})),
         _ => json!({"type": "object"}),
     }
 }

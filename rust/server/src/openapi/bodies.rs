@@ -38,6 +38,15 @@ pub fn of(endpoint: Endpoint) -> Option<Value> {
                 ("starts_in_reasoning", flag()),
             ],
         ),
+        Endpoint::ParseFunctionCall => object(
+            &["text"],
+            &[
+                ("text", text()),
+                ("tools", json!({"type": "array", "items": {"type": "object"}})),
+                ("tool_call_parser", text()),
+            ],
+        ),
+        Endpoint::SeparateReasoning => object(&["text"], &[("text", text()), ("reasoning_parser", text())]),
         Endpoint::Invocations => one_of(
             &["prompt", "messages"],
             &[("prompt", json!({"type": ["string", "array"]})), ("messages", messages())],

@@ -113,6 +113,10 @@ fn parameters(route: &Route) -> Vec<Value> {
     let in_query = match route.endpoint {
         Endpoint::Pause => vec![modes()],
         Endpoint::Sleep => vec![modes(), query("level", json!({"enum": [0, 1]}))],
+        Endpoint::Response => vec![
+            query("stream", json!({"type": "boolean"})),
+            query("starting_after", json!({"type": "integer", "minimum": 0})),
+        ],
         Endpoint::InputItems => vec![
             query("order", json!({"enum": ["asc", "desc"]})),
             query("limit", json!({"type": "integer", "minimum": 1, "maximum": 100})),

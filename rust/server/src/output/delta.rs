@@ -28,6 +28,11 @@ pub struct Finish {
 }
 
 impl Finish {
+    /// The model ended its text, by its own token or by one of the request's.
+    pub(crate) const fn is_by_the_model(&self) -> bool {
+        matches!(self.reason.as_bytes(), b"stop") && !matches!(self.stop, StopDetail::Text(_))
+    }
+
     /// Appends the members `finish_reason` and `stop_reason`.
     pub(crate) fn write(finish: Option<&Self>, out: &mut Vec<u8>) {
         let Some(finish) = finish else {
@@ -68,9 +73,9 @@ pub struct ChoiceDelta {
     pub logprobs: Vec<TokenLogprobs>,
     /// True if the last one of `tokens` ended the choice and stands for no text.
     pub silent_end: bool,
-    /// The prompt, in the first delta of a choice that repeats it.
+    /// The prompt, in the first delta with tokens of a choice that repeats it.
     pub echo: Option<Echo>,
-    /// Entry `i` is about prompt token `i + 1`; in the first delta if they were asked for.
+    /// Entry `i` is about prompt token `i + 1`; all of them in the first delta with tokens, if they were asked for.
     pub prompt_logprobs: Vec<TokenLogprobs>,
     /// In the last delta.
     pub finish: Option<Finish>,

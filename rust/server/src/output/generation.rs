@@ -28,8 +28,11 @@ pub struct Sample {
     pub text: TextStream,
     /// Which prompt it belongs to.
     pub prompt: usize,
-    /// The prompt, if it is to be repeated; taken by the first delta.
+    /// The prompt, if it is to be repeated; taken by the delta with the first token.
     pub echo: Option<Echo>,
+    /// Log-probabilities of the prompt, which come in parts where it is computed in chunks; shown whole, with the first
+    /// token.
+    pub scores: Vec<TokenLogprobs>,
     /// Tokens whose text is held back, and their log-probabilities if they were asked for.
     pub held: Held,
     /// Where its time went.
@@ -224,7 +227,11 @@ impl Sample {
         self.waterfall.prefill = delta.prefill.unwrap_or(self.waterfall.prefill);
         self.waterfall.tokens += delta.tokens.len() as u64;
         let OutputDelta { tokens, logprobs, prompt_logprobs, finish, .. } = delta;
-        let mut choice = ChoiceDelta { echo: self.echo.take(), prompt_logprobs, ..ChoiceDelta::default() };
+        self.scores.extend(prompt_logprobs);
+        let mut choice = ChoiceDelta::default();
+        if !tokens.is_empty() || finish.is_some() {
+            (choice.echo, choice.prompt_logprobs) = (self.echo.take(), std::mem::take(&mut self.scores));
+        }
         // A stop token ends the text without being part of it.
         let stops = finish.as_ref().is_some_and(FinishReason::is_stop_token);
         let hides = usize::from(stops && !ending.include_stop && !tokens.is_empty());

@@ -9,17 +9,48 @@ use crate::output::pieces::Pieces;
 /// How far a choice's text has come, in characters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Offsets {
-    /// Characters begun so far.
-    begun: usize,
+    /// Characters that are complete, U+FFFD for what can be none among them.
+    complete: usize,
+    /// The first bytes of the one after them.
+    open: [u8; 4],
+    /// How many bytes that are.
+    len: usize,
 }
 
 impl Offsets {
     /// The offset of the character in which a token with these bytes begins.
     fn advance(&mut self, bytes: &[u8]) -> usize {
-        let continues = |byte: &u8| byte & 0xC0 == 0x80;
-        let at = if bytes.first().is_some_and(continues) { self.begun.saturating_sub(1) } else { self.begun };
-        self.begun += bytes.iter().filter(|byte| !continues(byte)).count();
+        let Some((first, rest)) = bytes.split_first() else { return self.complete };
+        let at = self.push(*first);
+        for byte in rest {
+            self.push(*byte);
+        }
         at
+    }
+
+    /// The offset of the character to which the next byte belongs.
+    fn push(&mut self, byte: u8) -> usize {
+        let before = self.complete;
+        self.open[self.len] = byte;
+        self.len += 1;
+        let Err(error) = std::str::from_utf8(&self.open[..self.len]) else {
+            (self.complete, self.len) = (before + 1, 0);
+            return before;
+        };
+        match error.error_len() {
+            // It is still incomplete: at most three bytes, so there is room for the next one.
+            None => before,
+            // A byte that begins or continues nothing.
+            Some(_) if self.len == 1 => {
+                (self.complete, self.len) = (before + 1, 0);
+                before
+            }
+            // The bytes before it were no character, and the byte begins another one.
+            Some(_) => {
+                (self.complete, self.len) = (before + 1, 0);
+                self.push(byte)
+            }
+        }
     }
 }
 
@@ -171,5 +202,28 @@ mod tests {
         assert_eq!(offsets.advance(b""), 3);
         assert_eq!(offsets.advance("é!".as_bytes()), 3);
         assert_eq!(offsets.advance(b"z"), 5);
+    }
+
+    /// Bytes in any order, in tokens of any size.
+    #[test]
+    fn offsets_are_places_in_the_text_even_if_it_is_not_utf8_llama_cpp_python_1037() {
+        let mut state = 7u32;
+        let mut random = |n: u32| {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 8) % n
+        };
+        let bytes =
+            [b'a', 0x80, 0xA7, 0xC3, 0xE2, 0x82, 0xAC, 0xED, 0xA0, 0xF0, 0x9F, 0x98, 0xF4, 0x90, 0xFF];
+        for _ in 0..20_000 {
+            let (mut offsets, mut all) = (Offsets::default(), Vec::new());
+            for _ in 0..=random(6) {
+                let token: Vec<u8> = (0..=random(3)).map(|_| bytes[random(15) as usize]).collect();
+                let at = offsets.advance(&token);
+                all.push(token[0]);
+                let through_the_first_byte = String::from_utf8_lossy(&all).chars().count();
+                assert_eq!(at, through_the_first_byte - 1, "{all:x?}");
+                all.extend_from_slice(&token[1..]);
+            }
+        }
     }
 }

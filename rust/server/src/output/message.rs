@@ -67,10 +67,10 @@ impl Reader {
     pub(crate) fn parts(&mut self, delta: &ChoiceDelta) -> Parts {
         let Some(parser) = &mut self.parser else { return Parts::Content };
         let mut parts = parser.push(&delta.text);
-        if delta.finish.is_some() {
-            parts.extend(parser.finish());
+        if let Some(finish) = &delta.finish {
+            parts.extend(if finish.is_by_the_model() { parser.finish() } else { parser.cut_off() });
             for note in parser.notes() {
-                tracing::debug!("what began like a tool call is content: {note}");
+                tracing::debug!("what began like a tool call is none: {note}");
             }
         }
         let shape = self.shape;

@@ -13,7 +13,7 @@ use crate::output::blocks::{Block, Blocks, Kind, Step};
 use crate::output::delta::{ChoiceDelta, Finish};
 use crate::output::message::Reader;
 use crate::output::usage::Usage;
-use crate::output::writer::Writer;
+use crate::output::writer::{Begun, Writer};
 use crate::state::unix_time;
 use crate::store::Keep;
 
@@ -142,6 +142,15 @@ impl Responses {
         }
     }
 
+    /// Writes the events before any item.
+    fn open(&mut self, out: &mut Vec<u8>) {
+        self.begun = true;
+        let response = self.object("in_progress", []);
+        for name in ["response.created", "response.in_progress"] {
+            write_event(out, &mut self.sequence, name, &json!({"response": response}));
+        }
+    }
+
     fn keep(&mut self, response: &Value) {
         if let Some(keep) = self.keep.take() {
             keep.save(response, self.blocks.all());
@@ -151,11 +160,8 @@ impl Responses {
 
 impl Writer for Responses {
     fn events(&mut self, delta: &ChoiceDelta, _: &Usage, out: &mut Vec<u8>) {
-        if !std::mem::replace(&mut self.begun, true) {
-            let response = self.object("in_progress", []);
-            for name in ["response.created", "response.in_progress"] {
-                write_event(out, &mut self.sequence, name, &json!({"response": response}));
-            }
+        if !self.begun {
+            self.open(out);
         }
         self.read(delta, Some(out));
     }
@@ -168,13 +174,21 @@ impl Writer for Responses {
 
     fn failed(&mut self, error: &ApiError, out: &mut Vec<u8>) {
         let why = json!({"code": "server_error", "message": error.message});
-        let response = self.object("failed", [("error", why)]);
+        let response = self.object("failed", [("error", why.clone())]);
+        if let Some(keep) = &self.keep {
+            keep.fail(&response, &why);
+        }
         write_event(out, &mut self.sequence, "response.failed", &json!({"response": response}));
     }
 
-    fn begun(&mut self) -> Option<(Value, Keep)> {
-        let keep = self.keep.as_ref().filter(|keep| keep.background)?.clone();
-        Some((self.object("in_progress", []), keep))
+    fn begun(&mut self) -> Option<Begun> {
+        let keep = self.keep.clone()?;
+        let work = keep.work.clone()?;
+        let mut events = Vec::new();
+        if work.events.is_some() {
+            self.open(&mut events);
+        }
+        Some(Begun { response: self.object("in_progress", []), events, keep, work })
     }
 
     fn answer(&mut self, choices: &[ChoiceDelta], usage: &Usage, out: &mut Vec<u8>) {
@@ -223,6 +237,13 @@ fn shell(name: &str, index: usize, block: &Block, status: &str, arguments: &str,
                 "status": status})
         }
     }
+}
+
+/// An event by itself.
+pub(crate) fn event(mut sequence: u64, name: &str, members: &Value) -> Vec<u8> {
+    let mut out = Vec::new();
+    write_event(&mut out, &mut sequence, name, members);
+    out
 }
 
 /// Appends an event that is sent a few times per response.

@@ -18,7 +18,8 @@ use crate::error::ApiError;
 use crate::output::generation::Generation;
 use crate::output::writer::Writer;
 
-const COMMENT: &[u8] = b": ping\n\n";
+/// What is sent into silence.
+pub(crate) const COMMENT: &[u8] = b": ping\n\n";
 /// Longer pieces are handed over with their memory; shorter ones are copied out of a buffer that stays.
 const KEPT: usize = 1024;
 /// An answer as events, a body for axum.

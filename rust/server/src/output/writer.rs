@@ -1,5 +1,7 @@
 //! The seam between what was generated and how a dialect says it.
 
+use std::sync::Arc;
+
 use frizzen_core::TokenId;
 use serde_json::Value;
 
@@ -7,7 +9,7 @@ use crate::error::ApiError;
 use crate::json;
 use crate::output::{ChoiceDelta, Usage};
 use crate::request::Shown;
-use crate::store::Keep;
+use crate::store::{Keep, Work};
 
 /// One dialect's way of writing deltas: as chunks of a stream, or merged as one answer.
 ///
@@ -24,12 +26,24 @@ pub trait Writer: Send {
 
     /// What is answered before there is anything, and takes the answer in; `None` where an answer comes only when it is
     /// there.
-    fn begun(&mut self) -> Option<(Value, Keep)> {
+    fn begun(&mut self) -> Option<Begun> {
         None
     }
 
     /// Appends the whole answer; `choices` are merged deltas in the order of their indexes.
     fn answer(&mut self, choices: &[ChoiceDelta], usage: &Usage, out: &mut Vec<u8>);
+}
+
+/// An answer that is made after it was given.
+pub struct Begun {
+    /// What it is until then.
+    pub response: Value,
+    /// The events that it begins with, if it is streamed.
+    pub events: Vec<u8>,
+    /// Takes it to the store.
+    pub keep: Keep,
+    /// How it is made.
+    pub work: Arc<Work>,
 }
 
 /// Ends a stream of events without names.

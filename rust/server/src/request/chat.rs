@@ -1,5 +1,6 @@
 //! `/v1/chat/completions`.
 
+use frizzen_core::TokenId;
 use frizzen_text::parse::ReasoningFormat;
 use serde_json::{Map, Value};
 
@@ -34,6 +35,8 @@ pub struct ChatRequest {
     pub common: Common,
     /// The conversation.
     pub conversation: Conversation,
+    /// Its ids, if the client knows them: the rendered conversation is not tokenised again.
+    pub prompt_ids: Option<Vec<TokenId>>,
     /// Whether the model may call tools.
     pub tool_choice: ToolChoice,
     /// It may make several calls.
@@ -63,9 +66,15 @@ impl ChatRequest {
             return Err(ApiError::unsupported("include_reasoning", message));
         }
         let thinking_budget = thinking_budget(&mut fields, limits)?;
+        let prompt_ids = fields.token_ids("prompt_token_ids", limits.params.vocab_size)?;
+        if prompt_ids.as_ref().is_some_and(Vec::is_empty) {
+            let message = "prompt_token_ids must have at least one token id";
+            return Err(ApiError::invalid("prompt_token_ids", message));
+        }
         Ok(Self {
             common,
             conversation,
+            prompt_ids,
             tool_choice,
             parallel_tool_calls: fields.boolean("parallel_tool_calls")?.unwrap_or(true),
             thinking_budget,

@@ -268,7 +268,7 @@ pub const FIELDS: &[Field] = &[
     both("prompt_cache_key", Ignored("prefixes are cached by content")),
     completions("prompt_embeds", later(Off::Null, "prompt embeddings are not supported")),
     both("prompt_logprobs", Yes),
-    chat("prompt_token_ids", later(Off::Null, "token ids are taken by /v1/completions")),
+    chat("prompt_token_ids", Yes),
     chat("reasoning_effort", Yes),
     both("regex", GUIDED),
     both(

@@ -84,11 +84,6 @@ impl ResponsesRequest {
             ]
             .map(|(name, value): (&str, Value)| (name.to_owned(), value)),
         );
-        if background && chat.common.shown.stream {
-            let message =
-                "background: a response that is made in the background is not streamed; it can be asked for";
-            return Err(ApiError::unsupported("background", message));
-        }
         Ok(Self { chat, echo, store, background, input })
     }
 }

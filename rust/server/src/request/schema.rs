@@ -70,7 +70,7 @@ fn shared(name: &str) -> Option<Value> {
         "seed" => json!({"type": "integer", "minimum": i64::MIN, "maximum": u64::MAX}),
         "stop" | "stop_sequences" => one_or_many(MAX_STOP),
         "bad_words" => one_or_many(MAX_BAD_WORDS),
-        "stop_token_ids" | "allowed_token_ids" | "token_ids" => ids(),
+        "stop_token_ids" | "allowed_token_ids" | "token_ids" | "prompt_token_ids" => ids(),
         "logit_bias" => {
             json!({"type": "object", "maxProperties": MAX_LOGIT_BIAS,
                 "propertyNames": {"pattern": "^[0-9]+$"},
@@ -227,6 +227,8 @@ fn message() -> Value {
         "required": ["role"],
         "properties": {
             "role": {"type": "string", "minLength": 1},
+            "name": {"type": ["string", "null"]},
+            "tool_call_id": {"type": ["string", "null"]},
             "content": {"anyOf": [
                 {"type": ["string", "null"]},
                 {"type": "array", "items": {"type": "object", "required": ["type"],

@@ -71,6 +71,8 @@ pub(super) struct Frame {
     held: String,
     /// `held` begins with what opened the body: there was no call in it yet.
     fresh: bool,
+    /// A marker opened the body, and not a character that content may have as well.
+    marked: bool,
     /// Only white space so far, or since the last call.
     blank: bool,
     called: bool,
@@ -88,6 +90,7 @@ impl Frame {
             pending: VecDeque::new(),
             held: String::new(),
             fresh: false,
+            marked: false,
             blank: true,
             called: false,
         }
@@ -96,6 +99,7 @@ impl Frame {
     fn open(&mut self, marker: Option<usize>) {
         self.body = Some((self.spec.body)(marker, &self.tools));
         self.fresh = true;
+        self.marked = marker.is_some();
         self.held = marker.map_or_else(String::new, |index| self.markers[index].to_owned());
     }
 
@@ -199,6 +203,10 @@ impl StreamParser for Frame {
 
     fn is_idle(&self) -> bool {
         self.body.is_none()
+    }
+
+    fn is_in_head(&self) -> bool {
+        self.body.is_some() && self.marked
     }
 
     fn pause(&mut self, out: &mut Output) {

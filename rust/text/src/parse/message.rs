@@ -39,6 +39,8 @@ pub struct Setup {
     /// Reasoning ends at its closing tag and nowhere else, not even where a call seems to open: so it is where a grammar
     /// binds what follows that tag. It does not open again after what is bound.
     pub closed_by_tag: bool,
+    /// Nothing but calls may follow the reasoning: there is no content.
+    pub forced: bool,
 }
 
 /// A parser for one text. It never fails: see [`notes`](Self::notes).
@@ -49,6 +51,7 @@ pub struct MessageParser {
     out: Output,
     passed: String,
     notes: Vec<Malformed>,
+    forced: bool,
 }
 
 impl Format {
@@ -89,7 +92,7 @@ impl MessageParser {
             }
         };
         let tags = format.tags(open, setup.closed_by_tag);
-        Self { tags, parser, out, passed: String::new(), notes: Vec::new() }
+        Self { tags, parser, out, passed: String::new(), notes: Vec::new(), forced: setup.forced }
     }
 
     /// Takes the next piece of the text, cut anywhere; what it makes certain.
@@ -134,10 +137,23 @@ impl MessageParser {
 
     /// The text has ended: everything that was held back. Nothing may be pushed after it.
     pub fn finish(&mut self) -> Vec<Delta> {
+        self.end(false)
+    }
+
+    /// The text was cut off here, by a limit and not by the model: the same, but for the head of what would have become a
+    /// call, which is no content.
+    pub fn cut_off(&mut self) -> Vec<Delta> {
+        self.end(true)
+    }
+
+    fn end(&mut self, cut_off: bool) -> Vec<Delta> {
         if let Some(tags) = &mut self.tags {
             tags.finish(&mut self.out, &mut self.passed);
             self.pass();
         }
+        let mut deltas = self.out.take();
+        let in_head = self.forced || self.parser.as_ref().is_some_and(|parser| parser.is_in_head());
+        let dropped = cut_off && in_head;
         if let Some(parser) = &mut self.parser
             && let Err(reason) = parser.finish(&mut self.out)
         {
@@ -146,10 +162,12 @@ impl MessageParser {
             text.chars().for_each(|c| self.out.content(c));
         }
         self.out.finish();
-        self.out.take()
+        let rest = self.out.take().into_iter();
+        deltas.extend(rest.filter(|delta| !(dropped && matches!(delta, Delta::Content(_)))));
+        deltas
     }
 
-    /// Why texts that began like tool calls are content, in order; the first few.
+    /// Why texts that began like tool calls are none, in order; the first few.
     pub fn notes(&self) -> &[Malformed] {
         &self.notes
     }

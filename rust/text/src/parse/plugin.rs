@@ -191,6 +191,10 @@ impl StreamParser for PluggedParser {
         self.body.is_none()
     }
 
+    fn is_in_head(&self) -> bool {
+        self.body.is_some()
+    }
+
     fn pause(&mut self, out: &mut Output) {
         self.scan.take().chars().for_each(|c| out.content(c));
     }

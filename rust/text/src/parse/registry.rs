@@ -191,7 +191,7 @@ impl ToolFormat {
     }
 
     /// Texts that open a call, or nothing where only the place tells one from content.
-    pub(super) fn opens(&self) -> &'static [&'static str] {
+    pub fn opens(&self) -> &'static [&'static str] {
         match &self.machine {
             Machine::Frame(spec) => spec.opens,
             Machine::Harmony => &[],

@@ -8,6 +8,8 @@ use super::content::ContentFormat;
 const ROLES: [&str; 6] = ["system", "developer", "user", "assistant", "tool", "function"];
 /// One thought under the names that templates and clients use; the first is the standard one.
 const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
+/// What else of a message is text: a template would print whatever it is.
+const TEXTS: [&str; 3] = ["name", "tool_call_id", "refusal"];
 /// Marks the end of the message to be continued while it is rendered. Ends in a space to see whether the template
 /// strips messages.
 const TAG: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
@@ -30,6 +32,9 @@ pub(super) fn prepare(messages: &[Value], source: &str, format: ContentFormat) -
         // As transformers does: templates handle a missing key, and print or trip over a null.
         let mut fields: Map<String, Value> =
             fields.iter().filter(|(_, v)| !v.is_null()).map(|(k, v)| (k.clone(), v.clone())).collect();
+        for name in TEXTS.iter().chain(&REASONING) {
+            check_text(&format!("messages[{i}].{name}"), fields.get(*name))?;
+        }
         let role = role(i, &fields, source)?;
         let has_calls = tool_calls(i, &mut fields)?;
         match fields.get_mut("content") {
@@ -52,6 +57,13 @@ pub(super) fn prepare(messages: &[Value], source: &str, format: ContentFormat) -
         prepared.push(Value::Object(alias_reasoning(fields)));
     }
     Ok(prepared)
+}
+
+fn check_text(place: &str, value: Option<&Value>) -> Result<()> {
+    match value {
+        None | Some(Value::Null | Value::String(_)) => Ok(()),
+        Some(other) => invalid(format!("{place} must be a string, got {}", kind(other))),
+    }
 }
 
 /// The role, as the template calls it. Roles outside the API are allowed if the template names them.
@@ -89,8 +101,10 @@ fn tool_calls(i: usize, fields: &mut Map<String, Value>) -> Result<bool> {
         if !call.is_object() {
             return invalid(format!("{place} must be an object, got {}", kind(call)));
         }
+        check_text(&format!("{place}.id"), call.get("id"))?;
         // Some clients leave out the level `function`.
         let function = if call["function"].is_object() { &mut call["function"] } else { call };
+        check_text(&format!("{place}.function.name"), function.get("name"))?;
         let Some(arguments) = function.get_mut("arguments") else { continue };
         let Value::String(text) = arguments else { continue };
         let parsed = if text.trim().is_empty() { Ok(json!({})) } else { serde_json::from_str(text) };
@@ -123,9 +137,12 @@ fn format_content(i: usize, content: &mut Value, format: ContentFormat) -> Resul
                     Error::invalid("messages", format!("messages[{i}].content[{j}] {reason}"))
                 })?);
             }
-            if format == ContentFormat::Strings {
-                *content = texts.join("\n").into();
-            }
+            *content = match format {
+                ContentFormat::Strings => texts.join("\n").into(),
+                ContentFormat::Parts | ContentFormat::Both => {
+                    parts.iter().zip(texts).map(|(part, text)| text_part(part, text)).collect()
+                }
+            };
             Ok(())
         }
         other => {
@@ -137,10 +154,21 @@ fn format_content(i: usize, content: &mut Value, format: ContentFormat) -> Resul
 fn text_of(part: &Value) -> std::result::Result<&str, String> {
     match (part, part["type"].as_str()) {
         (Value::String(text), _) => Ok(text),
-        (_, Some("text")) => part["text"].as_str().ok_or_else(|| "has no string in \"text\"".to_owned()),
+        // The names of text in `/v1/responses`, with which clients send an answer back.
+        (_, Some("text" | "input_text" | "output_text")) => {
+            part["text"].as_str().ok_or_else(|| "has no string in \"text\"".to_owned())
+        }
+        (_, Some("refusal")) => {
+            part["refusal"].as_str().ok_or_else(|| "has no string in \"refusal\"".to_owned())
+        }
         (_, Some(other)) => Err(format!("has the type {other:?}; this model takes only \"text\"")),
         (_, None) => Err("must be an object with a \"type\"".to_owned()),
     }
+}
+
+/// The part under the name that templates know, with what else it says if it had that name.
+fn text_part(part: &Value, text: &str) -> Value {
+    if part["type"] == "text" { part.clone() } else { json!({"type": "text", "text": text}) }
 }
 
 /// Gives a message's reasoning the standard name, and the name that a family's templates read.
