@@ -152,8 +152,9 @@ def test_no_step_needs_a_variant_of_paged_attention_that_the_warm_up_has_not_met
 ) -> None:
     from frizzen.kernels.triton.paged_attention import PagedAttention
 
-    shape = {"heads": heads, "kv_heads": kv_heads, "head_dim": 64, "scale": 0.1, "window": 0, "block_size": 16}
-    kernel = PagedAttention.build(Facts.of(H200, dtype, shape))
+    shape: dict[str, ShapeValue] = {"heads": heads, "kv_heads": kv_heads, "head_dim": 64}
+    others: dict[str, ShapeValue] = {"scale": 0.1, "window": 0, "block_size": 16}
+    kernel = PagedAttention.build(Facts.of(H200, dtype, {**shape, **others}))
     attend = kernel.prepare(kernel.allocate(2, torch.device("cpu")))
 
     def run(queries: list[int], context: int) -> None:
@@ -190,7 +191,7 @@ def test_what_stands_around_a_step_has_the_same_kernels_whatever_the_sizes(
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "rows"), [(8, 2, 300), (8, 4, 40), (32, 32, 20)])
-def test_no_step_needs_a_variant_of_paged_attention_that_the_warm_up_has_not_met(
+def test_no_step_needs_a_variant_of_attention_that_rotates_that_the_warm_up_has_not_met(
     heads: int, kv_heads: int, rows: int, compiled: list[Any]
 ) -> None:
     from frizzen.kernels.triton.paged_attention import PagedAttention
@@ -210,14 +211,4 @@ def test_no_step_needs_a_variant_of_paged_attention_that_the_warm_up_has_not_met
         qkv = torch.zeros(step.num_tokens, (heads + 2 * kv_heads) * 16, dtype=torch.bfloat16)
         attend(qkv, *angles, step.slots, kernel.begin(step))
 
-    lattice = Lattice.of(max_rows=rows, max_drafts=0, max_context=8448, max_tokens=8192)
-    for queries, context in shapes_of(lattice):
-        run(list(queries), context)
-    met = {variant.hash for variant in compiled}
-    random = Random(0)
-    for _ in range(60):
-        batch = random.randint(1, rows)
-        single = random.randint(0, batch)
-        queries = [random.choice((2, 3, 5, 17, 60, 100, 130, 300, 900)) for _ in range(batch - single)][:9]
-        run([1] * single + queries or [1], random.choice((300, 600, 3000, 8448)))
-    assert {variant.hash for variant in compiled} == met
+    run_every_variant(run, rows, compiled)

@@ -34,8 +34,8 @@ class Warmed(Protocol):
 
 _SHORT = 512
 """Tokens of a chunk whose attention may be cut by context."""
-_BESIDE = (2, 17)
-"""Tokens beside rows of one: attention releases what follows at once up to 16 tokens of a step."""
+_BESIDE = (1, 14, 17)
+"""Rows of one token beside another row: up to 16, attention releases what follows at once."""
 _BETWEEN = (1024, 2048)
 """Contexts that are cut into another number of parts than the lattice's."""
 
@@ -95,9 +95,8 @@ def shapes_of(lattice: Lattice) -> Iterator[Queries]:
                 yield [tokens], max(context, tokens)
     # Rows of one token that rotate for themselves do not where a row with more tokens is in the step.
     most = lattice.rows[-1] - 1
-    for rows in sorted({min(rows, most) for rows in (1, 14, most)} - {0}):
-        for tokens in _BESIDE:
-            yield [*[1] * rows, tokens], lattice.contexts[0]
+    for rows in sorted({min(rows, most) for rows in (*_BESIDE, most)} - {0}):
+        yield [*[1] * rows, 2], lattice.contexts[0]
     for shape in reversed(lattice.shapes()):
         yield [shape.width] * shape.rows, shape.context
 

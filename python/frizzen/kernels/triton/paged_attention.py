@@ -92,8 +92,8 @@ class _Launch:
     """Whether a row may have several tiles."""
     tile: Tile
     early: bool
-    """Whether what follows may start at once: by the tokens of these rows alone, as those of others would make
-    variants that no step of the lattice compiles.
+    """Whether what follows may start at once: by the tokens of these rows alone, as those of others would
+    make variants that no step of the lattice compiles.
     """
     partials: tuple[Tensor | None, Tensor | None, Tensor | None]
     """Sums, peaks and norms of the splits."""
