@@ -32,7 +32,10 @@ expected-statuses = ["2xx", "3xx", "4xx", 501]
 RUNS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "text": ((), ("--exclude-path-regex", f"{POOLING}|{STATE}")),
     "state": ((), ("--include-path-regex", f"^{STATE}|^/is_")),
-    "embeddings": (("--embed-size", "8"), ("--include-path-regex", "/(embeddings|pooling|score|rerank|embed)$")),
+    "embeddings": (
+        ("--embed-size", "8"),
+        ("--include-path-regex", "/(embeddings|pooling|score|rerank|embed)$"),
+    ),
     "classes": (("--classes", "3"), ("--include-path-regex", "/(classify|pooling)$")),
     "pairs": (("--classes", "1"), ("--include-path-regex", "/(score|rerank)$")),
 }

@@ -299,7 +299,7 @@ class LLM:
     @property
     def start(self) -> list[dict[str, Any]]:
         """What the start took: ``phase`` and its ``seconds``, in order; ``before`` began with the process."""
-        phases: list[dict[str, Any]] = json.loads(self._open().info_json)["start"]
+        phases: list[dict[str, Any]] = json.loads(self._open().info_json).get("start", [])
         return phases
 
     def close(self) -> None:

@@ -215,6 +215,8 @@ def test_instructions_are_not_carried_over(plain: openai.OpenAI) -> None:
         ("tool_choice", "required", "tool_choice"),
         ("text", {"format": {"type": "json_schema", "name": "x"}}, "text"),
         ("extra_body", {"n": 2}, "n"),
+        ("top_logprobs", 3, "top_logprobs"),
+        ("include", [5], "include"),
         ("truncation", "auto", "truncation"),
     ],
 )
@@ -230,8 +232,6 @@ def test_bad_fields_are_named_as_this_dialect_names_them(
     ("field", "value"),
     [
         ("conversation", "conv_1"),
-        ("top_logprobs", 3),
-        ("include", ["message.output_text.logprobs"]),
         ("tools", [{"type": "web_search"}]),
         ("input", [{"role": "user", "content": [{"type": "input_image", "image_url": "https://x.test/a"}]}]),
         ("input", [{"type": "computer_call_output", "call_id": "x"}]),
@@ -241,6 +241,27 @@ def test_what_is_not_served_is_a_typed_501(plain: openai.OpenAI, field: str, val
     with pytest.raises(openai.APIStatusError) as refused:
         plain.responses.create(**{"model": "mock", "input": "hi", field: value})
     assert (refused.value.status_code, refused.value.param) == (501, field)
+
+
+def test_logprobs_of_the_text_are_the_same_in_both_modes_and_join_to_it(plain: openai.OpenAI) -> None:
+    asked = {"input": "hi", "include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    whole = plain.responses.create(model="mock", **asked)
+    assert whole.top_logprobs == 2
+    entries = whole.output[0].content[0].logprobs
+    assert b"".join(bytes(entry.bytes) for entry in entries).decode() == whole.output_text
+    assert all(len(entry.top_logprobs) == 2 for entry in entries)
+    events = events_of(plain, **asked)
+    deltas = [event.logprobs for event in events if event.type == "response.output_text.delta"]
+    joined = [entry.model_dump(include={"token", "logprob"}) for delta in deltas for entry in delta]
+    assert joined == [entry.model_dump(include={"token", "logprob"}) for entry in entries]
+    assert events[-1].response.output[0].content == whole.output[0].content
+    assert plain.responses.create(model="mock", input="hi").output[0].content[0].logprobs == []
+
+
+def test_logprobs_are_refused_where_a_parser_reads_the_text(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.APIStatusError) as refused:
+        client.responses.create(model="mock", input="hi", include=["message.output_text.logprobs"])
+    assert (refused.value.status_code, refused.value.param) == (501, "include")
 
 
 def test_a_too_long_input_says_so(plain: openai.OpenAI) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Iterator
 from multiprocessing.connection import Pipe
@@ -73,9 +74,7 @@ def test_what_is_in_the_cache_is_asked_of_no_helper(helpers: Helpers, tmp_path: 
 def test_without_a_helper_that_answers_everything_is_compiled_here(tmp_path: Path) -> None:
     ours, theirs = Pipe()
     theirs.close()
-    child = os.fork()
-    if child == 0:
-        os._exit(0)
+    child = os.posix_spawn(sys.executable, [sys.executable, "-c", ""], os.environ)
     compile_two(Helpers([ours], child))
     assert binaries(tmp_path) == TWO
 

@@ -24,6 +24,7 @@ from tests.kernels.triton_cases import (
     latent_facts,
     latent_problem,
     reference,
+    run_case,
 )
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -84,8 +85,8 @@ def test_an_engine_of_interpreted_kernels_gives_the_same_tokens(tmp_path: Path) 
 @pytest.mark.gpu
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__.removeprefix("case_"))
 @torch.inference_mode()
-def test_case_on_a_gpu(case: Callable[[], None]) -> None:
-    case()
+def test_case_on_a_gpu(case: Callable[..., None], tmp_path: Path) -> None:
+    run_case(case, tmp_path)
 
 
 def captured(work: Callable[[], torch.Tensor]) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:

@@ -118,7 +118,7 @@ def run_every_variant(run: Callable[[list[int], int], None], rows: int, compiled
     for _ in range(60):
         batch = random.randint(1, rows)
         single = random.randint(0, batch)
-        queries = [random.choice((2, 3, 5, 17, 60, 100, 130, 300, 900)) for _ in range(batch - single)]
+        queries = [random.choice((2, 3, 5, 8, 12, 16, 17, 60, 130, 300, 900)) for _ in range(batch - single)]
         while sum(queries) > 8000:
             queries.pop()
         run([1] * single + queries or [1], random.choice((300, 600, 3000, 8448)))
@@ -145,16 +145,27 @@ def test_no_step_needs_a_variant_of_latent_attention_that_the_warm_up_has_not_me
 
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "rows", "dtype"),
-    [(32, 4, 8, torch.float32), (32, 4, 8, torch.bfloat16), (32, 4, 300, torch.bfloat16)],
+    [
+        (4, 2, 8, torch.float32),
+        (32, 4, 8, torch.float32),
+        (32, 4, 8, torch.bfloat16),
+        (32, 4, 300, torch.bfloat16),
+    ],
 )
 def test_no_step_needs_a_variant_of_paged_attention_that_the_warm_up_has_not_met(
     heads: int, kv_heads: int, rows: int, dtype: torch.dtype, compiled: list[Any]
 ) -> None:
     from frizzen.kernels.triton.paged_attention import PagedAttention
 
-    shape: dict[str, ShapeValue] = {"heads": heads, "kv_heads": kv_heads, "head_dim": 64}
-    others: dict[str, ShapeValue] = {"scale": 0.1, "window": 0, "block_size": 16}
-    kernel = PagedAttention.build(Facts.of(H200, dtype, {**shape, **others}))
+    shape = {
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "head_dim": 64,
+        "scale": 0.1,
+        "window": 0,
+        "block_size": 16,
+    }
+    kernel = PagedAttention.build(Facts.of(H200, dtype, shape))
     attend = kernel.prepare(kernel.allocate(2, torch.device("cpu")))
 
     def run(queries: list[int], context: int) -> None:
@@ -162,6 +173,40 @@ def test_no_step_needs_a_variant_of_paged_attention_that_the_warm_up_has_not_met
         attend(torch.zeros(step.num_tokens, (heads + 2 * kv_heads) * 64, dtype=dtype), kernel.begin(step))
 
     run_every_variant(run, rows, compiled)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("drafts", [0, 3])
+@pytest.mark.parametrize("rows", [8, 96])
+def test_no_step_needs_a_variant_of_attention_that_the_warm_up_has_not_met(
+    rows: int, drafts: int, dtype: torch.dtype, compiled: list[Any]
+) -> None:
+    """Several short prompts in one step, or a prompt beside the only decode, have been forgotten before."""
+    from frizzen.kernels.triton.paged_attention import PagedAttention
+
+    heads: dict[str, ShapeValue] = {"heads": 16, "kv_heads": 2, "head_dim": 64, "scale": 0.1}
+    facts = Facts.of(H200, dtype, {**heads, "window": 0, "block_size": 16, "softcap": 0.0})
+    kernel = PagedAttention.build(facts)
+    attend = kernel.prepare(kernel.allocate(2, torch.device("cpu")))
+
+    def run(queries: list[int], context: int) -> None:
+        _, step = step_of(queries, context, 8448 // 16, torch.device("cpu"), 16)
+        attend(torch.zeros(step.num_tokens, 20 * 64, dtype=dtype), kernel.begin(step))
+
+    lattice = Lattice.of(max_rows=rows, max_drafts=drafts, max_context=8448, max_tokens=4096)
+    for queries, context in shapes_of(lattice):
+        run(list(queries), context)
+    met = {variant.hash for variant in compiled}
+    random = Random(0)
+    for _ in range(300):
+        batch = random.randint(1, random.choice((2, 4, rows)))
+        single = random.randint(0, batch)
+        lengths = random.choice(((2, 3), (4, 5, 8), (9, 13, 16), (2, 9, 17, 30, 60, 100, 130, 300, 900)))
+        queries = [1] * single + [random.choice(lengths) for _ in range(batch - single)]
+        while sum(queries) > 4096:
+            queries.pop()
+        run(queries, random.choice((300, 600, 3000, 8448)))
+    assert {variant.hash for variant in compiled} == met
 
 
 @pytest.mark.parametrize("drafts", [0, 3])

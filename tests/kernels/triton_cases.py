@@ -6,8 +6,11 @@ its cases on a GPU where there is one.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Sequence
+from inspect import signature
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,6 +23,7 @@ from frizzen.kernels.mla_ops import ATTENTION_MLA, ROPE_MLA
 from frizzen.kernels.mla_reference import CANDIDATES as MLA_REFERENCE
 from frizzen.kernels.moe_ops import MOE_EXPERTS, MOE_ROUTE
 from frizzen.kernels.moe_reference import CANDIDATES as MOE_REFERENCE
+from frizzen.kernels.mxfp4_ops import MOE_EXPERTS_MXFP4
 from frizzen.kernels.ops import (
     ATTENTION_PAGED,
     LINEAR,
@@ -43,6 +47,8 @@ from frizzen.worker.lattice import Shape
 from frizzen.worker.rows import PersistentBatch
 from frizzen.worker.tail import Greedy, end_rows
 from tests.kernels import fake_deep_gemm
+from tests.models.driver import Driver, Stream, load
+from tests.models.test_moe_published import PUBLISHED
 from tests.worker.arena_layout import layout
 
 drafts = pytest.importorskip("frizzen.kernels.triton.drafts")
@@ -69,6 +75,7 @@ INTERPRETED_SHAPES = {
     MOE_EXPERTS: (3, 4),
     LINEAR_FP8: (3, 4),
     MOE_EXPERTS_FP8: (2,),
+    MOE_EXPERTS_MXFP4: (3,),
 }
 
 
@@ -389,6 +396,58 @@ def case_products_from_outside_get_sorted_rows_with_scales_by_column() -> None:
         assert (found.float() - want).square().mean().sqrt() < bound * want.square().mean().sqrt()
 
 
+def case_experts_in_mxfp4_keep_their_values_and_their_bytes() -> None:
+    from frizzen.kernels.triton.mxfp4 import padding_bytes, rearrange
+    from frizzen.quantize.mxfp4 import Mxfp4Weight
+
+    of = torch.Generator().manual_seed(0)
+    data = torch.randint(256, (2, 48, 48), generator=of, dtype=torch.uint8).to(DEVICE)
+    scale = torch.randint(0, 129, (2, 48, 3), generator=of, dtype=torch.uint8).to(DEVICE)
+    for largest, message in ((129, "stored as 129, at most 128"), (255, "stored as 255")):
+        wrong = scale.clone()
+        wrong[1, 7, 2] = largest
+        with pytest.raises(ValueError, match=message):
+            rearrange(Mxfp4Weight(data.clone(), wrong))
+    units, factors = rearrange(Mxfp4Weight(data.clone(), scale.clone()))
+    padding = padding_bytes(Mxfp4Weight(data, scale))
+    assert (units.nbytes, factors.nbytes) == (data.nbytes, scale.nbytes + padding)
+
+
+SMALL_GPT_OSS = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_local_experts": 8,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 160,
+    "rms_norm_eps": 1e-5,
+}
+
+
+def case_a_model_with_packed_experts_gives_the_logits_of_the_expanded_ones(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(PUBLISHED["gpt-oss-20b"][0] | SMALL_GPT_OSS))
+    registry = default_registry()
+    plain = dict.fromkeys(registry.ops(), "reference")
+    for dtype, bound in (("float32", 1e-5), ("bfloat16", 3e-2)):
+        found, wanted = (
+            Driver(
+                load(
+                    tmp_path,
+                    registry=registry.restricted(plain | {MOE_EXPERTS_MXFP4.name: name}),
+                    dtype=dtype,
+                    device=DEVICE,
+                    load_format="dummy",
+                    mxfp4_weights="kept",
+                )
+            ).prefill(Stream(list(range(3, 24))))
+            for name in ("triton", "reference")
+        )
+        error = (found - wanted).float().square().mean().sqrt() / wanted.float().square().mean().sqrt()
+        assert error < bound, (dtype, error)
+
+
 def case_pairs_are_sorted_by_expert_in_whole_tiles_and_in_their_order() -> None:
     from frizzen.kernels.triton.launch import Target
     from frizzen.kernels.triton.sorting import sort_pairs
@@ -549,13 +608,18 @@ def case_states_are_carried_over_blocks_as_torch_does() -> None:
     assert carried[1][1:].equal(carried[0][1:]), "but for the null block, which nobody needs"
 
 
+def run_case(case: Callable[..., None], folder: Path) -> None:
+    """With an empty folder, if it wants one."""
+    case(*([folder] if signature(case).parameters else []))
+
+
 CASES = [function for name, function in list(globals().items()) if name.startswith("case_")]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__.removeprefix("case_"))
 @torch.inference_mode()
-def test_case(case: Callable[[], None]) -> None:
-    case()
+def test_case(case: Callable[..., None], tmp_path: Path) -> None:
+    run_case(case, tmp_path)
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="the conformance test itself runs these on a device")

@@ -135,8 +135,8 @@ def pack(matrices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return nibbles[..., 0::2] | nibbles[..., 1::2] << 4, (exponent + 127).to(torch.uint8)
 
 
-def test_mxfp4_experts_equal_transformers_on_the_same_values(tiny_checkpoint: Any, tmp_path: Path) -> None:
-    plain = tiny_checkpoint("gpt_oss")
+def in_mxfp4(plain: Path, target: Path) -> tuple[Path, Any]:
+    """A copy of a gpt-oss checkpoint with packed experts, and transformers' model with the same values."""
     expected = oracle(plain)
 
     def change(tensors: Tensors) -> None:
@@ -148,12 +148,23 @@ def test_mxfp4_experts_equal_transformers_on_the_same_values(tiny_checkpoint: An
                 tensors[f"{name}_blocks"], tensors[f"{name}_scales"] = blocks, scales
                 getattr(experts, matrix).data = mxfp4.dequantize(blocks, scales).transpose(1, 2).contiguous()
 
-    path = rewrite(plain, tmp_path, change)
+    path = rewrite(plain, target, change)
     config = json.loads((path / "config.json").read_text(encoding="utf-8"))
     config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
     (path / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    check_equal(path, expected)
+    return path, expected
 
+
+@pytest.mark.parametrize("mxfp4_weights", ["kept", "expanded"])
+def test_mxfp4_experts_equal_transformers_on_the_same_values(
+    tiny_checkpoint: Any, tmp_path: Path, mxfp4_weights: str
+) -> None:
+    path, expected = in_mxfp4(tiny_checkpoint("gpt_oss"), tmp_path)
+    check_equal(path, expected, mxfp4_weights=mxfp4_weights)
+
+
+def test_missing_scales_of_mxfp4_are_named(tiny_checkpoint: Any, tmp_path: Path) -> None:
+    path, _ = in_mxfp4(tiny_checkpoint("gpt_oss"), tmp_path)
     scales = "model.layers.2.mlp.experts.down_proj_scales"
     (tmp_path / "without").mkdir()
     path = rewrite(path, tmp_path / "without", lambda tensors: tensors.pop(scales))

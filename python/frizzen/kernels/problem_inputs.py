@@ -31,14 +31,23 @@ class Inputs:
 
     def normal(self, *shape: int, scale: float = 1.0) -> Tensor:
         """Normal values of a dtype's precision."""
-        if self.device.type == "cuda" and prod(shape) > _LARGE:
-            # A real model's experts take a CPU minutes to draw.
-            seed = int(torch.randint(2**62, (), generator=self.generator))
-            generator = torch.Generator(self.device).manual_seed(seed)
-            drawn = torch.randn(shape, generator=generator, device=self.device).mul_(scale)
-        else:
-            drawn = torch.randn(shape, generator=self.generator) * scale
+        generator = self._generator(*shape)
+        drawn = torch.randn(shape, generator=generator, device=generator.device).mul_(scale)
         return drawn.to(self.rounded_to).to(self.dtype).to(self.device)
+
+    def bytes_within(self, low: int, high: int, *shape: int) -> Tensor:
+        """Integers from ``low`` to ``high - 1`` in uint8."""
+        generator = self._generator(*shape)
+        device = generator.device
+        drawn = torch.randint(low, high, shape, generator=generator, device=device, dtype=torch.uint8)
+        return drawn.to(self.device)
+
+    def _generator(self, *shape: int) -> torch.Generator:
+        """The CPU's, unless so much is drawn that it would take minutes: a real model's experts."""
+        if self.device.type != "cuda" or prod(shape) <= _LARGE:
+            return self.generator
+        seed = int(torch.randint(2**62, (), generator=self.generator))
+        return torch.Generator(self.device).manual_seed(seed)
 
 
 Run = Callable[[Any, Facts, Inputs], dict[str, Tensor]]

@@ -24,6 +24,8 @@ from frizzen.kernels import (
     mla_reference,
     moe_problems,
     moe_reference,
+    mxfp4_problems,
+    mxfp4_reference,
     reference,
     sparsemixer,
 )
@@ -57,6 +59,7 @@ OPS: tuple[Op[Any], ...] = (
     *moe_problems.OPS,
     *family_problems.OPS,
     *fp8_problems.OPS,
+    *mxfp4_problems.OPS,
     *draft_problems.OPS,
 )
 
@@ -167,6 +170,7 @@ def runs(op: str) -> Iterator[tuple[str, Run]]:
         yield from moe_problems.runs(op)
         yield from family_problems.runs(op)
         yield from fp8_problems.runs(op)
+        yield from mxfp4_problems.runs(op)
         yield from draft_problems.runs(op)
         return
     yield "one decode", _attention((1, 1))
@@ -229,6 +233,7 @@ SHAPES: Mapping[str, tuple[Mapping[str, ShapeValue], ...]] = {
     **moe_problems.SHAPES,
     **family_problems.SHAPES,
     **fp8_problems.SHAPES,
+    **mxfp4_problems.SHAPES,
     **draft_problems.SHAPES,
 }
 """Shapes for the conformance test, by op: real ones, and ones that no tile divides."""
@@ -242,6 +247,7 @@ _ORACLES = (
     *sparsemixer.CANDIDATES,
     *encoder.CANDIDATES[-1:],
     *fp8_reference.ORACLES,
+    *mxfp4_reference.ORACLES,
 )
 
 

@@ -25,6 +25,7 @@ from frizzen.kernels.torch_ops import embedding, silu_mul
 from frizzen.parallel.config import ParallelConfig
 from frizzen.parallel.streams import NO_STREAMS, Streams
 from frizzen.quantize.fp8 import Fp8Weight
+from frizzen.quantize.mxfp4 import Mxfp4Weight
 
 if TYPE_CHECKING:
     # The loader builds models out of layers: at run time, layers know nothing of it.
@@ -132,6 +133,10 @@ class BuildContext:
     def take_fp8(self, *names: str) -> Fp8Weight | None:
         """The same in FP8, where all are stored and kept so."""
         return self.weights.take_fp8(*(self.prefix + name for name in names))
+
+    def take_mxfp4(self, *names: str) -> Mxfp4Weight | None:
+        """The same in MXFP4, where all are stored and kept so."""
+        return self.weights.take_mxfp4(*(self.prefix + name for name in names))
 
     def has(self, name: str) -> bool:
         """Whether an optional parameter is there."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -16,6 +16,8 @@ from torch import Tensor
 from frizzen.kernels.facts import ShapeValue
 from frizzen.kernels.fp8_ops import MOE_EXPERTS_FP8
 from frizzen.kernels.moe_ops import MOE_EXPERTS, MOE_ROUTE, Experts, Route
+from frizzen.kernels.mxfp4_ops import MOE_EXPERTS_MXFP4
+from frizzen.kernels.plan import Op
 from frizzen.kernels.sparsemixer import MOE_ROUTE_SPARSEMIXER
 from frizzen.layers.build import BuildContext, Norm, NormPlace
 from frizzen.layers.mlp import GatedMlp
@@ -227,45 +229,47 @@ def _experts(context: BuildContext, config: MoeConfig) -> Experts:
     def names(kind: str, *parts: str) -> tuple[str, ...]:
         return tuple(f"experts.{expert}.{part}.{kind}" for expert in range(count) for part in parts)
 
-    def stack(kind: str, *parts: str) -> Tensor:
-        return torch.unflatten(context.take(*names(kind, *parts)), 0, (count, -1))
-
-    kept = [context.take_fp8(*names("weight", *parts)) for parts in (("gate", "up"), ("down",))]
-    facts: dict[str, ShapeValue] = {
-        "intermediate": config.intermediate_size,
-        "experts": count,
-        "top_k": config.top_k,
-        "bias": config.expert_bias,
-        "clamp": config.clamp,
-        "alpha": config.alpha,
-        "beta": config.beta,
-    }
-    biases: tuple[Tensor | None, Tensor | None] = (None, None)
+    stacks = ("gate", "up"), ("down",)
+    op, weights, stored_facts = _as_stored(context, [names("weight", *parts) for parts in stacks], count)
+    biases: list[Tensor | None] = [None, None]
     if config.expert_bias:
-        biases = stack("bias", "gate", "up"), stack("bias", "down")
-    if (pair := _alike(kept)) is not None:
-        w13, w2 = (weight.unflatten(count) for weight in pair)
-        quantised = context.plan.resolve(
-            MOE_EXPERTS_FP8,
-            context.dtype,
-            site="experts",
-            layer=context.layer,
-            hidden=w2.data.shape[1],
-            block_rows=w2.rows,
-            block_columns=w2.columns,
-            **facts,
-        )
-        return quantised.prepare(w13, w2, *biases)
-    plain13, plain2 = stack("weight", "gate", "up"), stack("weight", "down")
+        biases = [_by_expert(context.take(*names("bias", *parts)), count) for parts in stacks]
     kernel = context.plan.resolve(
-        MOE_EXPERTS,
+        op,
         context.dtype,
         site="experts",
         layer=context.layer,
-        hidden=plain2.shape[1],
-        **facts,
+        intermediate=config.intermediate_size,
+        experts=count,
+        top_k=config.top_k,
+        bias=config.expert_bias,
+        clamp=config.clamp,
+        alpha=config.alpha,
+        beta=config.beta,
+        **stored_facts,
     )
-    return kernel.prepare(plain13, plain2, *biases)
+    experts: Experts = kernel.prepare(*weights, *biases)
+    return experts
+
+
+def _as_stored(
+    context: BuildContext, stacks: list[tuple[str, ...]], count: int
+) -> tuple[Op[Any], list[Any], dict[str, ShapeValue]]:
+    """The op that computes with the weights as they are kept, the weights by expert, and their own facts."""
+    if (pair := _alike([context.take_fp8(*stack) for stack in stacks])) is not None:
+        blocks: dict[str, ShapeValue] = {"block_rows": pair[1].rows, "block_columns": pair[1].columns}
+        by_expert = [weight.unflatten(count) for weight in pair]
+        return MOE_EXPERTS_FP8, by_expert, {"hidden": by_expert[1].data.shape[1], **blocks}
+    packed = [found for stack in stacks if (found := context.take_mxfp4(*stack)) is not None]
+    if len(packed) == len(stacks):
+        in_blocks = [weight.unflatten(count) for weight in packed]
+        return MOE_EXPERTS_MXFP4, in_blocks, {"hidden": in_blocks[1].data.shape[1]}
+    plain = [_by_expert(context.take(*stack), count) for stack in stacks]
+    return MOE_EXPERTS, plain, {"hidden": plain[1].shape[1]}
+
+
+def _by_expert(tensor: Tensor, count: int) -> Tensor:
+    return torch.unflatten(tensor, 0, (count, -1))
 
 
 def _alike(kept: list[Fp8Weight | None]) -> list[Fp8Weight] | None:

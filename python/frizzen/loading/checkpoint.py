@@ -14,6 +14,7 @@ from torch import Tensor
 
 from frizzen.errors import CheckpointError, ShapeMismatch
 from frizzen.quantize.fp8 import FP8, Fp8Weight
+from frizzen.quantize.mxfp4 import BLOCK, Mxfp4Weight
 
 __all__ = ["Checkpoint", "Parameter", "Progress", "Source", "Stored", "Weights"]
 
@@ -97,6 +98,12 @@ class Checkpoint(Protocol):
     def read_fp8(self, parameter: Parameter, data: Tensor, scale: Tensor) -> None:
         """Copies numbers ``[N, K]`` and scales of one row, or of the rows of :meth:`fp8_block`, each."""
 
+    def in_mxfp4(self, parameter: Parameter) -> bool:
+        """Whether it is stored in MXFP4."""
+
+    def read_mxfp4(self, parameter: Parameter, data: Tensor, scale: Tensor) -> None:
+        """Copies numbers ``[N, K / 2]`` and scales ``[N, K / 32]`` as ``Mxfp4Weight`` has them."""
+
     def close(self) -> None:
         """Gives the file mappings back."""
 
@@ -118,9 +125,11 @@ class Weights:
         ignored: Sequence[str] = (),
         progress: Progress | None = None,
         keep_fp8: bool = False,
+        keep_mxfp4: bool = False,
     ) -> None:
         self._checkpoint = checkpoint
         self._keep_fp8 = keep_fp8
+        self._keep_mxfp4 = keep_mxfp4
         self._dtype = dtype
         self._device = device
         self._progress = progress
@@ -180,6 +189,24 @@ class Weights:
             self._checkpoint.read_fp8(part, data_at, scale_at)
             self._count(part)
         return Fp8Weight(data, scale, rows, width)
+
+    def take_mxfp4(self, *names: str) -> Mxfp4Weight | None:
+        """The same as they are stored, in MXFP4; None if one is not, or if MXFP4 is not to be kept."""
+        parts = [self._parameters[name] for name in names]
+        if not (self._keep_mxfp4 and all(map(self._checkpoint.in_mxfp4, parts))):
+            return None
+        rows, size = [part.shape[0] for part in parts], parts[0].shape[1]
+        data, scale = (
+            torch.empty(sum(rows), width, dtype=torch.uint8, device=self._device)
+            for width in (size // 2, size // BLOCK)
+        )
+        self._account(names[0], data, scale)
+        if not data.is_meta:
+            places = zip(parts, torch.split(data, rows), torch.split(scale, rows), strict=True)
+            for part, data_at, scale_at in places:
+                self._checkpoint.read_mxfp4(part, data_at, scale_at)
+                self._count(part)
+        return Mxfp4Weight(data, scale)
 
     def _count(self, part: Parameter) -> None:
         self._done += prod(part.shape)

@@ -18,6 +18,9 @@ DEVIATION = 0.02
 """Standard deviation of matrices."""
 PERIOD = 4_194_301
 """Numbers that are drawn. A prime: rows of a matrix, whatever their length, begin at different places."""
+_MXFP4_SCALE = 120
+"""Times numbers in MXFP4 whose bits are random, 2 ** (120 - 127) gives :data:`DEVIATION` and a seventh."""
+_EXPERTS = re.compile(r"\.experts\..*\.weight$")
 _LINEAR = re.compile(r"\.(attention|mlp|experts|shared)\..*\.weight$")
 
 
@@ -29,10 +32,13 @@ class DummyCheckpoint:
     gives the same weights on every device.
     """
 
-    def __init__(self, path: Path, seed: int, fp8: Fp8Scheme | None = None) -> None:
+    def __init__(self, path: Path, seed: int, fp8: Fp8Scheme | None = None, *, mxfp4: bool = False) -> None:
         self._path = path
+        self._mxfp4 = mxfp4
         self._fp8 = fp8
-        self._drawn = torch.empty(PERIOD).normal_(0, DEVIATION, generator=torch.Generator().manual_seed(seed))
+        generator = torch.Generator().manual_seed(seed)
+        self._drawn = torch.empty(PERIOD).normal_(0, DEVIATION, generator=generator)
+        self._bytes = torch.randint(256, (PERIOD if mxfp4 else 0,), generator=generator, dtype=torch.uint8)
         self._copies: dict[tuple[torch.device, torch.dtype], Tensor] = {}
         self._place = 0
 
@@ -60,7 +66,8 @@ class DummyCheckpoint:
         """Takes the next numbers, times ``factor``, which is one for all tensors of a type."""
         kind = out.device, out.dtype
         if kind not in self._copies:
-            self._copies[kind] = (self._drawn * factor).to(*kind)
+            drawn = self._bytes if out.dtype == torch.uint8 else self._drawn * factor
+            self._copies[kind] = drawn.to(*kind)
         values = self._copies[kind]
         flat, done = out.view(-1), 0
         while done < len(flat):
@@ -78,6 +85,15 @@ class DummyCheckpoint:
         """Fills ``data`` with normal values and ``scale`` so that they are as small as those of ``read``."""
         self._fill(data, 1 / DEVIATION)
         scale.fill_(DEVIATION)
+
+    def in_mxfp4(self, parameter: Parameter) -> bool:
+        """The experts are where the configuration says so."""
+        return self._mxfp4 and _EXPERTS.search(parameter.name) is not None
+
+    def read_mxfp4(self, parameter: Parameter, data: Tensor, scale: Tensor) -> None:
+        """Fills ``data`` with random bits, and ``scale`` so that values are about as small as in ``read``."""
+        self._fill(data, 1.0)
+        scale.fill_(_MXFP4_SCALE)
 
     def close(self) -> None:
         """Nothing to give back."""

@@ -178,6 +178,14 @@ class GgufCheckpoint:
         """Never called, as ``fp8_block`` is None."""
         raise LoadError(f"{self.path}: {parameter.name} is not stored in FP8")
 
+    def in_mxfp4(self, parameter: Parameter) -> bool:
+        """No: GGUF's own MXFP4 is unpacked as its other types are."""
+        return False
+
+    def read_mxfp4(self, parameter: Parameter, data: Tensor, scale: Tensor) -> None:
+        """Never called, as ``in_mxfp4`` is false."""
+        raise LoadError(f"{self.path}: {parameter.name} is not kept in MXFP4")
+
     def close(self) -> None:
         """Unmaps the file."""
         # A view that an exception's traceback still holds keeps the mapping; it then goes with the traceback.

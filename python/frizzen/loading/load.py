@@ -44,7 +44,7 @@ __all__ = [
     "return_free_memory",
 ]
 
-_FP8_WEIGHTS = ("auto", "kept", "expanded")
+_KEPT_OR_EXPANDED = ("auto", "kept", "expanded")
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -72,6 +72,8 @@ class LoadRequest:
     """``auto``, which is ``dtype``, or ``fp8_e4m3``."""
     fp8_weights: str = "auto"
     """``kept`` as they are stored, ``expanded`` to ``dtype``, or ``auto``: kept on a GPU."""
+    mxfp4_weights: str = "auto"
+    """As ``fp8_weights``."""
     progress: Progress | None = None
     """Called with (parameters read, parameters in total)."""
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
@@ -153,7 +155,22 @@ def build_model(
             device,
             ignored=ignored_tensors(source.family, source.config),
             progress=request.progress,
-            keep_fp8=_keeps_fp8(request, source, plan),
+            keep_fp8=source.config.fp8 is not None
+            and _keeps(
+                "fp8_weights",
+                request.fp8_weights,
+                plan,
+                here="a step reads half the bytes",
+                elsewhere="the cpu has no arithmetic for them",
+            ),
+            keep_mxfp4=source.config.mxfp4
+            and _keeps(
+                "mxfp4_weights",
+                request.mxfp4_weights,
+                plan,
+                here="a step reads a quarter of the bytes",
+                elsewhere="nothing computes with them on a cpu",
+            ),
         )
         streams = Streams(device)
         context = BuildContext(
@@ -171,17 +188,15 @@ def build_model(
         source.checkpoint.close()
 
 
-def _keeps_fp8(request: LoadRequest, source: OpenModel, plan: PlanBuilder) -> bool:
-    if source.config.fp8 is None:
-        return False
-    if request.fp8_weights not in _FP8_WEIGHTS:
-        raise LoadError(f"fp8_weights is {request.fp8_weights!r}, expected {' or '.join(_FP8_WEIGHTS)}")
-    kind, reason = request.fp8_weights, "it was asked for"
+def _keeps(name: str, kind: str, plan: PlanBuilder, *, here: str, elsewhere: str) -> bool:
+    """Whether weights stay as they are stored: if it is asked for, or on a GPU; why, there and not there."""
+    if kind not in _KEPT_OR_EXPANDED:
+        raise LoadError(f"{name} is {kind!r}, expected {' or '.join(_KEPT_OR_EXPANDED)}")
+    reason = "it was asked for"
     if kind == "auto":
         on_gpu = plan.machine.device != "cpu"
-        kind = "kept" if on_gpu else "expanded"
-        reason = "a step reads half the bytes" if on_gpu else "the cpu has no arithmetic for them"
-    plan.decide("fp8_weights", kind, reason)
+        kind, reason = ("kept", here) if on_gpu else ("expanded", elsewhere)
+    plan.decide(name, kind, reason)
     return kind == "kept"
 
 
@@ -272,7 +287,7 @@ def _open_dummy(path: Path, seed: int) -> OpenModel:
     raw = HfConfig.read(path / "config.json" if path.is_dir() else path)
     family = family_of_hf(raw)
     config = family.from_hf(raw)
-    return OpenModel(family, config, DummyCheckpoint(path, seed, config.fp8))
+    return OpenModel(family, config, DummyCheckpoint(path, seed, config.fp8, mxfp4=config.mxfp4))
 
 
 def return_free_memory() -> None:

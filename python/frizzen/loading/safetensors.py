@@ -21,6 +21,7 @@ from torch import Tensor
 
 from frizzen.errors import CorruptFileError, LoadError, UnsupportedModelError
 from frizzen.loading.checkpoint import Parameter, Source, Stored
+from frizzen.quantize import mxfp4
 from frizzen.quantize.fp8 import FP8, Fp8Scheme, Fp8Weight
 
 __all__ = ["SafetensorsCheckpoint"]
@@ -127,6 +128,21 @@ class SafetensorsCheckpoint:
             numbers, factors = source.value(numbers), source.value(factors)
         data.copy_(numbers.view(FP8))
         scale.copy_(factors)
+
+    def in_mxfp4(self, parameter: Parameter) -> bool:
+        """What :func:`mxfp4.dequantize` makes of blocks and scales is."""
+        source = parameter.hf_source(self._entries)
+        return source is not None and source.value is mxfp4.dequantize
+
+    def read_mxfp4(self, parameter: Parameter, data: Tensor, scale: Tensor) -> None:
+        """Copies blocks and scales as they are.
+
+        Raises:
+            UnsupportedModelError: one of them is not stored as bytes.
+        """
+        blocks, scales = (stored.part(self._tensor(stored)) for stored in self._source(parameter).tensors)
+        data.copy_(blocks.flatten(-2))
+        scale.copy_(scales)
 
     def _source(self, parameter: Parameter) -> Source:
         source = parameter.hf_source(self._entries)

@@ -203,6 +203,8 @@ class DecoderConfig:
     """Layers that checkpoints hold after the last one, for predicting further tokens; they are not read."""
     fp8: Fp8Scheme | None = None
     """How the checkpoint stores linear layers; None if they are plain numbers."""
+    mxfp4: bool = False
+    """Whether the checkpoint may store the experts' matrices in MXFP4."""
     eos_token_ids: tuple[int, ...] = ()
 
     @property

@@ -1,6 +1,6 @@
 """gpt-oss: attention sinks, every other layer with a window, experts with biases and a clamped activation.
 
-Published checkpoints hold the experts' matrices in MXFP4; they are unpacked once, while they are read.
+Published checkpoints hold the experts' matrices in MXFP4.
 """
 
 from __future__ import annotations
@@ -77,6 +77,7 @@ def _from_hf(raw: HfConfig) -> DecoderConfig:
     return replace(
         base,
         sinks=True,
+        mxfp4=quantization.get("quant_method") == "mxfp4",
         moe=MoeConfig(
             layers=frozenset(range(base.num_layers)),
             num_experts=raw.any_integer("num_local_experts", "num_experts"),

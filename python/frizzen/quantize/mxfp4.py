@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-__all__ = ["BLOCK", "dequantize"]
+__all__ = ["BLOCK", "Mxfp4Weight", "dequantize"]
 
 BLOCK = 32
 """Numbers that share a scale."""
@@ -38,3 +39,27 @@ def dequantize(blocks: Tensor, scales: Tensor) -> Tensor:
     numbers, powers = (torch.tensor(table, device=blocks.device) for table in (_E2M1, _UE8M0))
     unpacked = torch.stack([numbers[(blocks & 15).int()], numbers[(blocks >> 4).int()]], dim=-1).flatten(-2)
     return (unpacked * powers[scales.int()].unsqueeze(-1)).flatten(-2)
+
+
+@dataclass(frozen=True, slots=True)
+class Mxfp4Weight:
+    """A weight, or the weights of all experts one after the other, in a checkpoint's order."""
+
+    data: Tensor
+    """``[..., N, K / 2]`` uint8, two numbers per byte, the low four bits first."""
+    scale: Tensor
+    """``[..., N, K / 32]`` uint8."""
+
+    def expand(self, dtype: torch.dtype) -> Tensor:
+        """``[..., N, K]``: the numbers times their scales, which float32 and bfloat16 hold exactly."""
+        *leading, rows, half = self.data.shape
+        out = torch.empty(*leading, rows, 2 * half, dtype=dtype, device=self.data.device)
+        flat = self.data.view(-1, rows, half // 16, 16), self.scale.view(-1, rows, half // 16)
+        # One expert at a time: float32 copies of all would be eight times their size.
+        for place, blocks, scales in zip(out.view(-1, rows, 2 * half), *flat, strict=True):
+            place.copy_(dequantize(blocks, scales))
+        return out
+
+    def unflatten(self, count: int) -> Mxfp4Weight:
+        """``[count * N, K]`` -> ``[count, N, K]``."""
+        return Mxfp4Weight(*(torch.unflatten(tensor, 0, (count, -1)) for tensor in (self.data, self.scale)))

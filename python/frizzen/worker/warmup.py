@@ -34,8 +34,8 @@ class Warmed(Protocol):
 
 _SHORT = 512
 """Tokens of a chunk whose attention may be cut by context."""
-_BESIDE = (1, 14, 17)
-"""Rows of one token beside another row: up to 16, attention releases what follows at once."""
+_FEW = 16
+"""Most tokens of a step whose kernels may be others because there are so few."""
 _BETWEEN = (1024, 2048)
 """Contexts that are cut into another number of parts than the lattice's."""
 
@@ -93,12 +93,23 @@ def shapes_of(lattice: Lattice) -> Iterator[Queries]:
             # A long part keeps the device busy, however its context is cut.
             if tokens <= _SHORT or context == longest:
                 yield [tokens], max(context, tokens)
-    # Rows of one token that rotate for themselves do not where a row with more tokens is in the step.
-    most = lattice.rows[-1] - 1
-    for rows in sorted({min(rows, most) for rows in (*_BESIDE, most)} - {0}):
-        yield [*[1] * rows, 2], lattice.contexts[0]
+    yield from _together(lattice)
     for shape in reversed(lattice.shapes()):
         yield [shape.width] * shape.rows, shape.context
+
+
+def _together(lattice: Lattice) -> Iterator[Queries]:
+    """Short prompts in one step, and decodes beside a prompt: few tokens of a row, but many of the step.
+
+    Decodes by themselves may rotate for themselves, and need other variants.
+    """
+    most = lattice.rows[-1]
+    steps = [[tokens] * (_FEW // tokens + 1) for tokens in (16, 8, 4, 2)]
+    steps += [[1] * singles + [4 * _FEW] for singles in sorted({1, min(most - 1, _FEW), most - 1})]
+    for queries in steps:
+        if len(queries) <= most and sum(queries) <= lattice.max_tokens:
+            for context in sorted({lattice.contexts[0], lattice.contexts[-1]}):
+                yield queries, max(context, *queries)
 
 
 def _lengths(most: int) -> Iterator[int]:

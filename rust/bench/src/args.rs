@@ -111,7 +111,7 @@ pub struct LoadArgs {
 #[command(next_help_heading = "Results")]
 pub struct ResultArgs {
     /// Write the results as JSON
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = parse_output)]
     pub result_json: Option<PathBuf>,
     /// A word for this run, to be told by in comparisons
     #[arg(long, value_name = "NAME")]
@@ -128,6 +128,19 @@ impl LoadArgs {
             max_concurrency: self.max_concurrency,
         }
     }
+}
+
+/// A file that can be written once the run is over; one that cannot would cost the run.
+pub fn parse_output(text: &str) -> Result<PathBuf, String> {
+    let path = PathBuf::from(text);
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    if path.is_dir() || path.file_name().is_none() {
+        return Err(format!("'{text}' is not a file"));
+    }
+    if let Some(parent) = parent.filter(|parent| !parent.is_dir()) {
+        return Err(format!("there is no directory '{}'", parent.display()));
+    }
+    Ok(path)
 }
 
 /// A rate, perhaps infinite.
@@ -192,6 +205,8 @@ mod tests {
         assert_eq!(parse_header("X-A: b:c"), Ok(("X-A".to_owned(), "b:c".to_owned())));
         assert!(parse_extra(r#"{"stream":false}"#).unwrap_err().contains("'stream'"));
         assert!(parse_range("5..5").is_err() && parse_range("5").is_err());
+        assert!(parse_output("/no/such/directory/x.json").unwrap_err().contains("'/no/such/directory'"));
+        assert!(parse_output("x.json").is_ok() && parse_output("").is_err() && parse_output("/").is_err());
         assert!(parse_rate("0").is_err() && parse_rate("NaN").is_err() && parse_positive("inf").is_err());
         assert!(parse_concurrency("0").is_err() && parse_share("1").is_err() && parse_seconds("-1").is_err());
         assert!(parse_header("a: b\r\nc: d").is_err());

@@ -20,6 +20,7 @@ use frizzen_sched::draw::sibling_seed;
 use frizzen_sched::{
     Finish, Residency, RowEvent, Scheduler, SchedulerConfig, SchedulerCounters, StepOutput, StepPlan,
 };
+use rustc_hash::FxHashMap;
 
 use crate::cost_cache::CostCache;
 use crate::handle::{Command, EngineHandle, Health, Shared};
@@ -73,6 +74,8 @@ pub struct Engine<W> {
     output: StepOutput,
     events: Vec<RowEvent>,
     waiting: Vec<Waker>,
+    /// Requests that ended after the front end had given them up: the command that is on the way says how they count.
+    crossed: FxHashMap<RequestId, Finish>,
     counted: SchedulerCounters,
     out_of_memory: bool,
     speculating: Option<Speculating>,
@@ -149,6 +152,7 @@ impl<W: Worker> Engine<W> {
             output: StepOutput::default(),
             events: Vec::with_capacity(rows),
             waiting: Vec::with_capacity(rows),
+            crossed: FxHashMap::default(),
             counted: SchedulerCounters::default(),
             out_of_memory: false,
             speculating,
@@ -416,7 +420,9 @@ impl<W: Worker> Engine<W> {
             }
             Command::End(id, reason) => {
                 self.pause.forget(id);
-                if let Some(finish) = self.scheduler.finish_of(id, reason) {
+                let crossed =
+                    self.crossed.remove(&id).map(|finish| Finish { reason: reason.clone(), ..finish });
+                if let Some(finish) = self.scheduler.finish_of(id, reason).or(crossed) {
                     count_finish(&self.metrics, &finish);
                     self.scheduler.abort(id);
                     if let Some(speculating) = &mut self.speculating {
@@ -454,7 +460,12 @@ impl<W: Worker> Engine<W> {
             let mut registry = self.shared.registry();
             for event in &self.events {
                 // The front end gave the request up; its command is on the way.
-                let Some(mailbox) = registry.get(&event.request) else { continue };
+                let Some(mailbox) = registry.get(&event.request) else {
+                    if let Some(finish) = &event.finish {
+                        self.crossed.insert(event.request, finish.clone());
+                    }
+                    continue;
+                };
                 if let Some(Finish { reason: FinishReason::Error(error), .. }) = &event.finish {
                     tracing::warn!(request = event.request.0, %error, "a request failed; the others go on");
                 }

@@ -1,7 +1,7 @@
 //! The loop over the mock: overlap changes nothing, faults end streams, nothing leaks.
 
 use std::sync::Arc;
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::Duration;
 
@@ -11,10 +11,12 @@ use frizzen_core::{
 };
 use frizzen_engine::mock::{Content, Fault, MockWorker, TimingLaw, mock_info};
 use frizzen_engine::{
-    Engine, EngineHandle, EngineOptions, Health, OutputStream, PauseMode, Turn, WorkerInfo, seat,
+    Engine, EngineHandle, EngineOptions, Health, OutputStream, PauseMode, Turn, Worker, WorkerError,
+    WorkerInfo, seat,
 };
 use frizzen_metrics::{Metrics, MetricsOptions, TextFormat};
 use frizzen_sched::sim::OneOf;
+use frizzen_sched::{StepOutput, StepPlan};
 
 fn request(prompt: &[TokenId], max_tokens: u32) -> Request {
     Request {
@@ -366,6 +368,55 @@ fn a_dropped_stream_frees_its_blocks_and_is_counted_as_aborted() {
     assert_eq!(rig.handle.open_streams(), 0);
     let text = rig.metrics.encode(TextFormat::Prometheus);
     assert!(text.contains("finished_reason=\"abort\"") || text.contains("abort"), "{text}");
+}
+
+/// A worker during whose steps the front end gives a request up.
+struct Meanwhile {
+    worker: MockWorker,
+    given_up: Receiver<OutputStream>,
+    stops: bool,
+}
+
+impl Worker for Meanwhile {
+    fn info(&self) -> &WorkerInfo {
+        self.worker.info()
+    }
+
+    fn submit(&mut self, plan: &StepPlan) -> Result<(), WorkerError> {
+        self.worker.submit(plan)
+    }
+
+    fn sample(&mut self, plan: &StepPlan) -> Result<(), WorkerError> {
+        self.worker.sample(plan)
+    }
+
+    fn collect(&mut self, plan: &StepPlan, output: &mut StepOutput) -> Result<(), WorkerError> {
+        if let Ok(stream) = self.given_up.try_recv() {
+            if self.stops { stream.stop() } else { drop(stream) }
+        }
+        self.worker.collect(plan, output)
+    }
+}
+
+#[test]
+fn a_request_that_ends_while_it_is_given_up_is_counted_once_rapid_mlx_2915() {
+    for (stops, counted) in [(true, "stop"), (false, "abort")] {
+        let (give_up, given_up) = channel();
+        let (handle, seat) = seat(Arc::new(SystemClock::new()), 10);
+        let metrics = Metrics::new(&MetricsOptions { model_name: "m".to_owned(), vllm_names: false });
+        let worker = Meanwhile { worker: MockWorker::new(mock_info()), given_up, stops };
+        let mut engine =
+            Engine::new(seat, worker, EngineOptions::default(), metrics.engine(0)).expect("it is consistent");
+        // One step, and the command that gives it up comes while that runs.
+        give_up.send(handle.submit(request(&[1, 2, 3], 1)).expect("fits")).expect("the worker is there");
+        while engine.step().expect("no fault was planned") != Turn::Idle {}
+        let text = metrics.encode(TextFormat::Prometheus);
+        for reason in ["stop", "abort", "length"] {
+            let expected = u8::from(reason == counted);
+            let line = format!("finished_reason=\"{reason}\"}} {expected}");
+            assert!(text.contains(&line), "{counted}: {line}");
+        }
+    }
 }
 
 #[test]

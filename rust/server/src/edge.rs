@@ -8,10 +8,11 @@ use std::time::Instant;
 
 use axum::body::Body;
 use axum::extract::{MatchedPath, Request, State};
-use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use axum::http::header::{CACHE_CONTROL, CONNECTION, CONTENT_TYPE};
 use axum::http::{HeaderValue, Method as HttpMethod, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use hyper::body::Body as _;
 
 use crate::error::ApiError;
 use crate::ids::REQUEST_ID;
@@ -24,6 +25,8 @@ pub struct RequestName(pub std::sync::Arc<str>);
 
 /// Label of requests that matched no route.
 const NO_ROUTE: &str = "other";
+/// Statuses with which requests are refused before their bodies are read.
+const UNREAD: [u16; 7] = [401, 404, 405, 413, 415, 501, 503];
 /// Probes and scrapers would drown the requests of users.
 const UNCOUNTED: [&str; 5] = ["/metrics", "/health", "/load", "/ping", "/version"];
 
@@ -43,6 +46,7 @@ pub async fn edge(State(state): State<SharedState>, mut request: Request, next: 
     }
     let is_open = route.is_some_and(|route| route.auth == Auth::Open);
     let method = request.method().clone();
+    let has_body = !request.body().is_end_stream();
     let checked = if is_open { Ok(()) } else { state.keys.check(request.headers()) };
     let mut response = match checked {
         Ok(()) => unwound(next.run(request)).await,
@@ -69,6 +73,10 @@ pub async fn edge(State(state): State<SharedState>, mut request: Request, next: 
             response.headers_mut().insert("request-id", value.clone());
         }
         response.headers_mut().insert(REQUEST_ID, value);
+    }
+    if has_body && UNREAD.contains(&response.status().as_u16()) {
+        // A body that was not read ends the connection. A client that is not told would send its next request there.
+        response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     }
     let handler = route.map_or(NO_ROUTE, |route| route.path);
     if !UNCOUNTED.contains(&handler) {

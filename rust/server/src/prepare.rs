@@ -20,6 +20,7 @@ use crate::output::tokens::Tokens;
 use crate::output::writer::Header;
 use crate::output::{Echo, Envelope, Pieces, Writer, chat, completion};
 use crate::pooling::run::check_generates;
+use crate::request::responses::LOGPROBS;
 use crate::request::{
     ChatRequest, Common, CompletionRequest, Dialect, Fields, Limits, Prompt, ResponsesRequest, ToolChoice,
     messages, native, tokens,
@@ -161,6 +162,14 @@ impl Job<'_> {
         let plan = Plan::new(common, limits.params, kind)?;
         let text = self.model.render(conversation)?;
         let mut reading = self.reading(request, &text);
+        let is_response = matches!(voice, Voice::Responses { .. });
+        if is_response && common.params.logprobs.is_some() && !reading.format.is_plain() {
+            let message = format!(
+                "include: {LOGPROBS} is not supported where reasoning or tool calls are read out of the text; \
+                 /v1/chat/completions has the log-probabilities of all tokens"
+            );
+            return Err(ApiError::unsupported("include", message));
+        }
         let shape = Shape {
             reasoning: reading.format.reasoning.is_some() && request.include_reasoning,
             reasoning_content: self.state.http.parsing.emit_reasoning_content,
@@ -230,7 +239,9 @@ impl Job<'_> {
                     work: background.then(|| Work::new(common.shown.stream).into()),
                 });
                 let tokenizer = Arc::clone(&self.model.tokenizer);
-                Box::new(Responses::new((name, served), echo, reader(readers), tokenizer, keep))
+                let asked = as_count(common.params.logprobs).map(|top| (self.pieces(common), top));
+                let writer = Responses::new((name, served), echo, reader(readers), tokenizer, keep);
+                Box::new(writer.with_logprobs(asked))
             }
         }
     }

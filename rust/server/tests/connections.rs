@@ -133,3 +133,27 @@ fn a_socket_of_the_file_system_serves_and_leaves_nothing_behind() {
     assert!(!path.exists());
     std::fs::remove_dir(&directory).unwrap();
 }
+
+#[test]
+fn a_client_that_is_refused_before_its_body_is_read_is_told_that_the_connection_ends() {
+    let server = Server::with(&["--api-key", "k"], letters());
+    // The body of the first never comes, as one that is still on its way.
+    for (path, key, status) in [
+        ("/v1/completions", "wrong", 401),
+        ("/v1/nothing", "k", 404),
+        ("/health", "k", 405),
+        ("/update_weights", "k", 501),
+    ] {
+        let head = format!(
+            "POST {path} HTTP/1.1\r\nhost: t\r\nauthorization: Bearer {key}\r\n\
+             content-type: application/json\r\ncontent-length: 10\r\n\r\n"
+        );
+        let answer = read_answer(server.client().raw(head.as_bytes()));
+        assert_eq!((answer.status, answer.header("connection")), (status, Some("close")), "{path}");
+    }
+    // Two requests on one connection: what has no body, or whose body was read, keeps it.
+    let get = "GET /v1/nothing HTTP/1.1\r\nhost: t\r\nauthorization: Bearer k\r\n\r\n";
+    let last = "GET /health HTTP/1.1\r\nhost: t\r\nconnection: close\r\n\r\n";
+    let both = rest(server.client().raw(format!("{get}{last}").as_bytes()));
+    assert!(both.starts_with("HTTP/1.1 404") && both.contains("HTTP/1.1 200"), "{both}");
+}

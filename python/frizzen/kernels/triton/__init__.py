@@ -19,6 +19,7 @@ from frizzen.kernels.fp8_ops import LINEAR_FP8, MOE_EXPERTS_FP8
 from frizzen.kernels.mla_ops import ATTENTION_MLA, ROPE_MLA
 from frizzen.kernels.moe_ops import MOE_EXPERTS, MOE_ROUTE
 from frizzen.kernels.moe_reference import Routing
+from frizzen.kernels.mxfp4_ops import MOE_EXPERTS_MXFP4
 from frizzen.kernels.ops import (
     ATTENTION_PAGED,
     LINEAR,
@@ -30,6 +31,7 @@ from frizzen.kernels.ops import (
     ROPE,
 )
 from frizzen.kernels.plan import Candidate, Reason
+from frizzen.quantize.mxfp4 import BLOCK
 
 __all__ = ["CANDIDATES"]
 
@@ -101,6 +103,15 @@ def _requires_fp8(facts: Facts) -> Reason | None:
     return _requires(facts)
 
 
+def _requires_mxfp4(facts: Facts) -> Reason | None:
+    for name in ("hidden", "intermediate"):
+        if facts.size(name) % BLOCK:
+            return Reason("shape", f"{name} is {facts.size(name)}, its rows are no whole blocks of {BLOCK}")
+    if facts.dtype == torch.float16:
+        return Reason("dtype", "the dtype is float16, which does not hold every number times its scale")
+    return _requires(facts)
+
+
 def _built_by(module: str, name: str) -> Callable[[Facts], Any]:
     def build(facts: Facts) -> Any:
         return getattr(importlib.import_module(f"{__name__}.{module}"), name).build(facts)
@@ -131,4 +142,5 @@ CANDIDATES = (
     _candidate(MOE_EXPERTS.name, "moe", "MoeExperts", _requires_aligned_rows),
     _candidate(LINEAR_FP8.name, "fp8_linear", "Fp8Linear", _requires_fp8),
     _candidate(MOE_EXPERTS_FP8.name, "fp8_moe", "Fp8Experts", _requires_fp8),
+    _candidate(MOE_EXPERTS_MXFP4.name, "mxfp4_moe", "Mxfp4Experts", _requires_mxfp4),
 )

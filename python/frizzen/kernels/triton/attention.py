@@ -120,22 +120,22 @@ def mean(total, peak, norm, sink, SINKS: tl.constexpr):
 
 
 @triton.jit(
-    do_not_specialize=["first_row", "last_row", "tiles", "splits", "blocks_stride"],
+    do_not_specialize=["first_row", "last_row", "tiles", "splits", "early", "blocks_stride"],
     do_not_specialize_on_alignment=["query_start", "seq_lens", "block_table"],
 )
 def paged_attention(
     qkv, keys, values, sinks, out, query_start, seq_lens, block_table, partial, partial_peak, partial_norm,
-    first_row, last_row, tiles, splits, qkv_stride, blocks_stride, block_stride, token_stride, head_stride,
-    scale, softcap,
+    first_row, last_row, tiles, splits, early, qkv_stride, blocks_stride, block_stride, token_stride,
+    head_stride, scale, softcap,
     GROUP: tl.constexpr, D: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr, SOFTCAP: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, SEARCH: tl.constexpr, SPLIT: tl.constexpr, SPLIT_LEAST: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     PRECISION: tl.constexpr, PDL: tl.constexpr, CAUSAL: tl.constexpr, FIRST: tl.constexpr,
-    EARLY: tl.constexpr,
 ):  # fmt: skip
     """One tile, or one split of its context; ``scale`` has the factor of the base-2 softmax in it.
 
-    Nobody sees the positions below ``FIRST``; unless ``CAUSAL``, every query stands at its row's end.
+    Nobody sees the positions below ``FIRST``; unless ``CAUSAL``, every query stands at its row's end. With
+    ``early`` the next kernel may start at once; it is no variant, since it depends on the step's other rows.
     """
     kv_head = tl.program_id(0)
     # The last tile of a prompt has the longest context: it starts first.
@@ -147,7 +147,7 @@ def paged_attention(
         query_start, seq_lens, tile, first_row, last_row, SEARCH, BLOCK_Q
     )
     await_inputs(PDL)
-    if EARLY:
+    if early != 0:
         # A product that follows has weights to load meanwhile.
         release_next(PDL)
     if tile_in_row * BLOCK_Q >= width:
@@ -200,7 +200,7 @@ def paged_attention(
         D, WINDOW, SOFTCAP, True, BLOCK_M >= 128, BLOCK_SIZE, BLOCK_N, BLOCK_D, PRECISION,
     )  # fmt: skip
 
-    if not EARLY:
+    if early == 0:
         release_next(PDL)
     if SPLIT:
         # A split without keys leaves a norm of 0, and no values.

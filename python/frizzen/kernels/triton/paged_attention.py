@@ -36,6 +36,8 @@ _SPLIT_LEAST = 128
 _SPLIT_MOST = 4096
 """Most keys of a split of a row with few tokens, which must not keep one program busy when all others end."""
 _MAX_SPLITS = 64
+_MAX_TILED_SPLITS = 32
+"""Most where a row has several tiles; only the shortest would get more, in a variant of their own."""
 _EARLY_TOKENS = 16
 """Most tokens whose attention lets the next kernel start at once: the product behind it holds its weight."""
 _TURNED_PROGRAMS = 4
@@ -91,10 +93,6 @@ class _Launch:
     search: bool
     """Whether a row may have several tiles."""
     tile: Tile
-    early: bool
-    """Whether what follows may start at once: by the tokens of these rows alone, as those of others would
-    make variants that no step of the lattice compiles.
-    """
     partials: tuple[Tensor | None, Tensor | None, Tensor | None]
     """Sums, peaks and norms of the splits."""
 
@@ -265,23 +263,23 @@ class PagedAttention:
         search = max_query > per_tile
         tiles = tokens // per_tile + last - first if search else last - first
         splits = self._splits(tiles * self.kv_heads, step.max_context, search=search)
-        early = tokens <= _EARLY_TOKENS
         if splits == 1:
-            return _Launch(first, last, tiles, splits, search, tile, early, (None, None, None))
+            return _Launch(first, last, tiles, splits, search, tile, (None, None, None))
         device, slots = step.seq_lens.device, tiles * self.kv_heads * splits * tile.m
         width = round_up_power(self.head_dim, 16)
         sums = torch.empty(slots * width, dtype=torch.float32, device=device)
         peaks, norms = torch.empty(2, slots, dtype=torch.float32, device=device)
-        return _Launch(first, last, tiles, splits, search, tile, early, (sums, peaks, norms))
+        return _Launch(first, last, tiles, splits, search, tile, (sums, peaks, norms))
 
     def _splits(self, programs: int, max_context: int, *, search: bool) -> int:
         reach = min(max_context, self.window + _SPLIT_LEAST) if self.window else max_context
         if reach <= _SPLIT_FROM:
             return 1
         wanted = 2 * self.target.processors // programs
+        most = _MAX_TILED_SPLITS if search else _MAX_SPLITS
         if not search:
             wanted = max(wanted, reach // _SPLIT_MOST)
-        return max(min(wanted, -(-reach // _SPLIT_LEAST), _MAX_SPLITS), 1)
+        return max(min(wanted, -(-reach // _SPLIT_LEAST), most), 1)
 
     def _run(
         self,
@@ -307,11 +305,12 @@ class PagedAttention:
         }
         paged_attention[(self.kv_heads, launch.tiles, launch.splits)](
             qkv, cache.k, cache.v, sinks, out, step.query_start, step.seq_lens, step.block_table,
-            *launch.partials, *rows, launch.tiles, launch.splits, qkv.stride(0), step.block_table.stride(0),
-            block_stride, token_stride, head_stride, self.scale * LOG2E.value, self.softcap,
+            *launch.partials, *rows, launch.tiles, launch.splits, int(len(qkv) <= _EARLY_TOKENS),
+            qkv.stride(0), step.block_table.stride(0), block_stride, token_stride, head_stride,
+            self.scale * LOG2E.value, self.softcap,
             WINDOW=self.window, SOFTCAP=self.softcap > 0, BLOCK_SIZE=self.block_size, SPLIT=launch.splits > 1,
             SPLIT_LEAST=_SPLIT_LEAST, BLOCK_N=tile.n, PRECISION=precision(self.dtype),
-            CAUSAL=self.causal, FIRST=self.first, EARLY=launch.early,
+            CAUSAL=self.causal, FIRST=self.first,
             num_warps=tile.warps, num_stages=tile.stages, **shared,
         )  # fmt: skip
         if launch.splits > 1:

@@ -7,7 +7,9 @@ use std::process::ExitCode;
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 
-use crate::args::{LengthArgs, LoadArgs, ResultArgs, ServerArgs, Words, parse_concurrency, parse_rate};
+use crate::args::{
+    LengthArgs, LoadArgs, ResultArgs, ServerArgs, Words, parse_concurrency, parse_output, parse_rate,
+};
 use crate::compare::compare;
 use crate::data::{ConversationFile, Playing, Query, Random, Trace};
 use crate::draw::Draw;
@@ -101,7 +103,7 @@ struct JudgingArgs {
           conflicts_with = "request_rate")]
     sweep_rate: Vec<f64>,
     /// Write throughput against interactivity as SVG, of the runs made or of those compared
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = parse_output)]
     plot: Option<PathBuf>,
     /// Print result files side by side, with ratios to the first, and send nothing
     #[arg(long, num_args = 2.., value_name = "FILE")]

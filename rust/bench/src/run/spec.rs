@@ -11,7 +11,7 @@ use clap::{Args, ValueEnum};
 use serde_json::{Map, Value, json};
 
 use crate::answer::Reading;
-use crate::args::{LengthArgs, ResultArgs, ServerArgs, Words, parse_concurrency};
+use crate::args::{LengthArgs, ResultArgs, ServerArgs, Words, parse_concurrency, parse_output};
 use crate::data::{ConversationFile, Query, Random, Texts};
 use crate::drafts::{Curve, Mode, Point, recommended};
 use crate::draw::Draw;
@@ -68,7 +68,7 @@ pub struct SpecArgs {
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
     /// Write the gains over the draft length as SVG
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = parse_output)]
     plot: Option<PathBuf>,
     /// Result files of servers with other drafters, to be drawn beside this one
     #[arg(long, num_args = 1.., value_name = "FILE")]

@@ -68,15 +68,38 @@ pub(crate) fn chat(pieces: &Pieces, delta: &ChoiceDelta, top: usize, out: &mut V
         delta.tokens.iter().zip(&delta.logprobs).enumerate(),
         |out, (position, (id, logprobs))| {
             let silent = delta.silent_end && position == last;
-            write_entry(pieces, *id, logprobs.logprob, silent, out);
-            out.extend_from_slice(b",\"top_logprobs\":");
-            json::list(out, logprobs.top.iter().take(top), |out, (id, logprob)| {
-                write_entry(pieces, *id, *logprob, false, out);
-                out.push(b'}');
-            });
-            out.push(b'}');
+            write_entries(pieces, (*id, logprobs), top, silent, out);
         },
     );
+    out.push(b'}');
+}
+
+/// Appends the entries of the tokens of a response's text, each behind a comma but for the first one. A silent token is no
+/// part of it.
+pub(crate) fn response(pieces: &Pieces, delta: &ChoiceDelta, top: usize, out: &mut Vec<u8>) {
+    let shown = delta.tokens.len() - usize::from(delta.silent_end && !delta.tokens.is_empty());
+    for (id, logprobs) in delta.tokens.iter().zip(&delta.logprobs).take(shown) {
+        if !out.is_empty() {
+            out.push(b',');
+        }
+        write_entries(pieces, (*id, logprobs), top, false, out);
+    }
+}
+
+/// A token's entry, with its alternatives.
+fn write_entries(
+    pieces: &Pieces,
+    (id, logprobs): (TokenId, &TokenLogprobs),
+    top: usize,
+    silent: bool,
+    out: &mut Vec<u8>,
+) {
+    write_entry(pieces, id, logprobs.logprob, silent, out);
+    out.extend_from_slice(b",\"top_logprobs\":");
+    json::list(out, logprobs.top.iter().take(top), |out, (id, logprob)| {
+        write_entry(pieces, *id, *logprob, false, out);
+        out.push(b'}');
+    });
     out.push(b'}');
 }
 

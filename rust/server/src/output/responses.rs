@@ -11,7 +11,9 @@ use crate::error::ApiError;
 use crate::json;
 use crate::output::blocks::{Block, Blocks, Kind, Step};
 use crate::output::delta::{ChoiceDelta, Finish};
+use crate::output::logprobs;
 use crate::output::message::Reader;
+use crate::output::pieces::Pieces;
 use crate::output::usage::Usage;
 use crate::output::writer::{Begun, Writer};
 use crate::state::unix_time;
@@ -25,6 +27,7 @@ pub struct Responses {
     name: Arc<str>,
     reader: Reader,
     blocks: Blocks,
+    logprobs: Logprobs,
     tokenizer: Arc<Tokenizer>,
     /// Where the finished response goes, if it is kept.
     keep: Option<Keep>,
@@ -33,7 +36,39 @@ pub struct Responses {
     finish: Option<Finish>,
 }
 
+/// Log-probabilities of the tokens of the text, as the entries of a list. Only a text that no parser reads has any.
+#[derive(Debug, Default)]
+struct Logprobs {
+    /// How tokens are named, and the alternatives of each, if they were asked for.
+    asked: Option<(Pieces, usize)>,
+    /// Of tokens that no event has shown yet.
+    pending: Vec<u8>,
+    all: Vec<u8>,
+}
+
+impl Logprobs {
+    fn take(&mut self, delta: &ChoiceDelta) {
+        if let Some((pieces, top)) = &self.asked {
+            for out in [&mut self.pending, &mut self.all] {
+                logprobs::response(pieces, delta, *top, out);
+            }
+        }
+    }
+
+    fn all(&self) -> Value {
+        let list = [b"[", self.all.as_slice(), b"]"].concat();
+        serde_json::from_slice(&list).expect("entries are written as JSON")
+    }
+}
+
 impl Responses {
+    /// The same writer, which shows log-probabilities with this many alternatives.
+    #[must_use]
+    pub fn with_logprobs(mut self, asked: Option<(Pieces, usize)>) -> Self {
+        self.logprobs.asked = asked;
+        self
+    }
+
     /// A writer. `echo` are members of the response object that repeat the request.
     pub fn new(
         (name, model): (&Arc<str>, &str),
@@ -61,6 +96,7 @@ impl Responses {
             name: Arc::clone(name),
             reader,
             blocks: Blocks::default(),
+            logprobs: Logprobs::default(),
             tokenizer,
             keep,
             sequence: 0,
@@ -78,7 +114,7 @@ impl Responses {
             .all()
             .iter()
             .enumerate()
-            .map(|(index, block)| item(&self.name, index, block))
+            .map(|(index, block)| item(&self.name, index, block, &self.logprobs))
             .collect();
         object.insert("output".to_owned(), output.into());
         object.extend(members.into_iter().map(|(name, value)| (name.to_owned(), value)));
@@ -126,10 +162,11 @@ impl Responses {
 
     /// Reads a delta, and writes the events of what it brings if there is somewhere to.
     fn read(&mut self, delta: &ChoiceDelta, mut out: Option<&mut Vec<u8>>) {
-        let (name, sequence) = (&self.name, &mut self.sequence);
+        self.logprobs.take(delta);
+        let (name, sequence, logprobs) = (&self.name, &mut self.sequence, &mut self.logprobs);
         let mut emit = |index: usize, block: &Block, step: Step<'_>| {
             if let Some(out) = out.as_deref_mut() {
-                write_step(out, sequence, name, (index, block), step);
+                write_step(out, sequence, name, (index, block), (step, logprobs));
             }
         };
         for part in self.reader.read(delta) {
@@ -210,17 +247,17 @@ fn item_id(name: &str, index: usize, block: &Block) -> String {
     format!("{kind}_{name}_{index}")
 }
 
-fn part(block: &Block, text: &str) -> Value {
+fn part(block: &Block, text: &str, logprobs: &Value) -> Value {
     match block.kind {
         Kind::Reasoning => json!({"type": "reasoning_text", "text": text}),
-        _ => json!({"type": "output_text", "text": text, "annotations": [], "logprobs": []}),
+        _ => json!({"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}),
     }
 }
 
 /// An item that has ended.
-fn item(name: &str, index: usize, block: &Block) -> Value {
+fn item(name: &str, index: usize, block: &Block, logprobs: &Logprobs) -> Value {
     let status = if block.complete { "completed" } else { "incomplete" };
-    shell(name, index, block, status, &block.text, &[part(block, &block.text)])
+    shell(name, index, block, status, &block.text, &[part(block, &block.text, &logprobs.all())])
 }
 
 fn shell(name: &str, index: usize, block: &Block, status: &str, arguments: &str, content: &[Value]) -> Value {
@@ -284,7 +321,7 @@ fn write_step(
     sequence: &mut u64,
     name: &str,
     (index, block): (usize, &Block),
-    step: Step<'_>,
+    (step, logprobs): (Step<'_>, &mut Logprobs),
 ) {
     let (more, done) = names(&block.kind);
     let id = item_id(name, index, block);
@@ -295,7 +332,7 @@ fn write_step(
             let added = json!({"output_index": index, "item": item});
             write_event(out, sequence, "response.output_item.added", &added);
             if in_parts {
-                let place = json!({"item_id": id, "output_index": index, "content_index": 0, "part": part(block, "")});
+                let place = json!({"item_id": id, "output_index": index, "content_index": 0, "part": part(block, "", &json!([]))});
                 write_event(out, sequence, "response.content_part.added", &place);
             }
         }
@@ -310,7 +347,9 @@ fn write_step(
                 out.extend_from_slice(b",\"content_index\":0");
             }
             if block.kind == Kind::Text {
-                out.extend_from_slice(b",\"logprobs\":[]");
+                out.extend_from_slice(b",\"logprobs\":[");
+                out.append(&mut logprobs.pending);
+                out.push(b']');
             }
             out.extend_from_slice(b",\"delta\":");
             json::string(out, text);
@@ -319,7 +358,7 @@ fn write_step(
         Step::Close => {
             let all = match &block.kind {
                 Kind::Reasoning => json!({"content_index": 0, "text": block.text}),
-                Kind::Text => json!({"content_index": 0, "text": block.text, "logprobs": []}),
+                Kind::Text => json!({"content_index": 0, "text": block.text, "logprobs": logprobs.all()}),
                 Kind::Call { name, .. } => json!({"name": name, "arguments": block.text}),
             };
             let place = [("item_id", id.as_str().into()), ("output_index", index.into())];
@@ -327,11 +366,11 @@ fn write_step(
             members.extend(all.as_object().cloned().unwrap_or_default());
             write_event(out, sequence, done, &members.into());
             if in_parts {
-                let part = part(block, &block.text);
+                let part = part(block, &block.text, &logprobs.all());
                 let place = json!({"item_id": id, "output_index": index, "content_index": 0, "part": part});
                 write_event(out, sequence, "response.content_part.done", &place);
             }
-            let done = json!({"output_index": index, "item": item(name, index, block)});
+            let done = json!({"output_index": index, "item": item(name, index, block, logprobs)});
             write_event(out, sequence, "response.output_item.done", &done);
         }
     }

@@ -72,7 +72,7 @@ const RESPONSES: &[Entry] = &[
     ("text", Yes),
     ("tool_choice", Yes),
     ("tools", Yes),
-    ("top_logprobs", later(Off::Zero, "log-probabilities are in /v1/chat/completions")),
+    ("top_logprobs", Yes),
     ("truncation", never(Off::Text("disabled"), "a conversation that is too long is refused")),
     ("user", LABEL),
 ];

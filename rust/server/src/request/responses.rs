@@ -18,7 +18,7 @@ const NAMES: [(&str, &str); 4] = [
 /// Most entries of `metadata`, and most characters of a key and of a value: OpenAI's limits.
 const METADATA: (usize, usize, usize) = (16, 64, 512);
 /// Log-probabilities, among what `include` can ask for. The rest belongs to tools that are not served, and adds nothing.
-const LOGPROBS: &str = "message.output_text.logprobs";
+pub const LOGPROBS: &str = "message.output_text.logprobs";
 
 /// A response as it was asked for.
 #[derive(Clone, Debug)]
@@ -41,8 +41,8 @@ pub type Recall<'a> = &'a dyn Fn(&str) -> Result<Vec<Value>, ApiError>;
 impl ResponsesRequest {
     /// Reads and checks a body. `recall` finds earlier conversations.
     pub fn read(mut fields: Fields, limits: &Limits, recall: Recall<'_>) -> Result<Self, ApiError> {
-        refuse_logprobs(&mut fields)?;
         let mut chat = Map::new();
+        logprobs(&mut fields, limits, &mut chat)?;
         let mut echo = Map::new();
         let previous = fields.string("previous_response_id")?;
         let earlier = previous.as_deref().map(recall).transpose()?.unwrap_or_default();
@@ -81,6 +81,7 @@ impl ResponsesRequest {
                 ("background", background.into()),
                 ("temperature", params.temperature.into()),
                 ("top_p", params.top_p.into()),
+                ("top_logprobs", params.logprobs.unwrap_or(0).into()),
             ]
             .map(|(name, value): (&str, Value)| (name.to_owned(), value)),
         );
@@ -88,20 +89,21 @@ impl ResponsesRequest {
     }
 }
 
-fn refuse_logprobs(fields: &mut Fields) -> Result<(), ApiError> {
+fn logprobs(fields: &mut Fields, limits: &Limits, chat: &mut Map<String, Value>) -> Result<(), ApiError> {
     let include = fields.list("include")?.unwrap_or_default();
-    if include.iter().any(|item| item == LOGPROBS) {
-        let message =
-            format!("include: {LOGPROBS} is not supported; /v1/chat/completions has log-probabilities");
-        return Err(ApiError::unsupported("include", message));
+    if let Some(other) = include.iter().find(|item| !item.is_string()) {
+        let other = quoted(&other.to_string(), 48);
+        return Err(ApiError::invalid("include", format!("include must be a list of strings, got {other}")));
     }
-    match include.iter().find(|item| !item.is_string()) {
-        Some(other) => {
-            let other = quoted(&other.to_string(), 48);
-            Err(ApiError::invalid("include", format!("include must be a list of strings, got {other}")))
-        }
-        None => Ok(()),
+    let wanted = include.iter().any(|item| item == LOGPROBS);
+    let top = fields.integer("top_logprobs", 0..=limits.params.max_logprobs)?.unwrap_or(0);
+    if top > 0 && !wanted {
+        let message = format!("top_logprobs is {top}, but include does not have {LOGPROBS}");
+        return Err(ApiError::invalid("top_logprobs", message));
     }
+    chat.insert("logprobs".to_owned(), wanted.into());
+    chat.insert("top_logprobs".to_owned(), top.into());
+    Ok(())
 }
 
 fn metadata(fields: &mut Fields) -> Result<Value, ApiError> {

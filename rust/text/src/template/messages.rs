@@ -33,7 +33,7 @@ pub(super) fn prepare(messages: &[Value], source: &str, format: ContentFormat) -
         let mut fields: Map<String, Value> =
             fields.iter().filter(|(_, v)| !v.is_null()).map(|(k, v)| (k.clone(), v.clone())).collect();
         for name in TEXTS.iter().chain(&REASONING) {
-            check_text(&format!("messages[{i}].{name}"), fields.get(*name))?;
+            check_text(fields.get(*name), || format!("messages[{i}].{name}"))?;
         }
         let role = role(i, &fields, source)?;
         let has_calls = tool_calls(i, &mut fields)?;
@@ -59,10 +59,10 @@ pub(super) fn prepare(messages: &[Value], source: &str, format: ContentFormat) -
     Ok(prepared)
 }
 
-fn check_text(place: &str, value: Option<&Value>) -> Result<()> {
+fn check_text(value: Option<&Value>, place: impl Fn() -> String) -> Result<()> {
     match value {
         None | Some(Value::Null | Value::String(_)) => Ok(()),
-        Some(other) => invalid(format!("{place} must be a string, got {}", kind(other))),
+        Some(other) => invalid(format!("{} must be a string, got {}", place(), kind(other))),
     }
 }
 
@@ -101,10 +101,10 @@ fn tool_calls(i: usize, fields: &mut Map<String, Value>) -> Result<bool> {
         if !call.is_object() {
             return invalid(format!("{place} must be an object, got {}", kind(call)));
         }
-        check_text(&format!("{place}.id"), call.get("id"))?;
+        check_text(call.get("id"), || format!("{place}.id"))?;
         // Some clients leave out the level `function`.
         let function = if call["function"].is_object() { &mut call["function"] } else { call };
-        check_text(&format!("{place}.function.name"), function.get("name"))?;
+        check_text(function.get("name"), || format!("{place}.function.name"))?;
         let Some(arguments) = function.get_mut("arguments") else { continue };
         let Value::String(text) = arguments else { continue };
         let parsed = if text.trim().is_empty() { Ok(json!({})) } else { serde_json::from_str(text) };
