@@ -28,7 +28,6 @@ from frizzen.kernels.ops import (
     NORM_RMS,
     ROPE,
     KVCache,
-    LinearKernel,
     PagedAttentionKernel,
 )
 from frizzen.kernels.plan import Plan, PlanBuilder, default_registry
@@ -158,20 +157,8 @@ class Model:
 
     def _make_qkv(self, layer: int) -> NormedMap:
         shape = self.shape
-        if self.fp8:
-            normed = self._make_norm("input_norm", layer, _gain(shape.hidden))
-            product = self._make_linear("qkv", layer, shape.hidden, shape.qkv_features)
-            return lambda x, residual: (product(normed(x, residual)), x if residual is None else residual)
-        kernel: Any = self._builder.resolve(
-            LINEAR,
-            torch.bfloat16,
-            site="qkv",
-            layer=layer,
-            in_features=shape.hidden,
-            out_features=shape.qkv_features,
-            bias=False,
-        )
-        weight, gain = _random(shape.qkv_features, shape.hidden), _gain(shape.hidden)
+        kernel, weight = self._resolve_linear("qkv", layer, shape.hidden, shape.qkv_features)
+        gain = _gain(shape.hidden)
         if self._fused and hasattr(kernel, "prepare_normed"):
             fused: NormedMap = kernel.prepare_normed(gain, 1e-6, weight, None)
             return fused
@@ -179,43 +166,27 @@ class Model:
         return lambda x, residual: (linear(norm(x, residual)), x if residual is None else residual)
 
     def _make_added_linear(self, site: str, layer: int, size_in: int, size_out: int) -> AddedMap:
-        if self.fp8 or not self._fused:
-            product = self._make_linear(site, layer, size_in, size_out)
-            return lambda x, residual: (product(x), residual)
-        kernel: Any = self._linear_kernel(site, layer, size_in, size_out)
-        weight = _random(size_out, size_in)
-        if hasattr(kernel, "prepare_added"):
+        kernel, weight = self._resolve_linear(site, layer, size_in, size_out)
+        if self._fused and hasattr(kernel, "prepare_added"):
             added: AddedMap = kernel.prepare_added(weight, None)
             return added
         linear = kernel.prepare(weight, None)
         return lambda x, residual: (linear(x), residual)
 
     def _make_linear(self, site: str, layer: int, size_in: int, size_out: int) -> Map:
-        if self.fp8:
-            quantised = self._builder.resolve(
-                LINEAR_FP8,
-                torch.bfloat16,
-                site=site,
-                layer=layer,
-                in_features=size_in,
-                out_features=size_out,
-                bias=False,
-                block_rows=128,
-                block_columns=128,
-            )
-            return quantised.prepare(random_fp8(size_out, size_in), None)
-        return self._linear_kernel(site, layer, size_in, size_out).prepare(_random(size_out, size_in), None)
+        kernel, weight = self._resolve_linear(site, layer, size_in, size_out)
+        linear: Map = kernel.prepare(weight, None)
+        return linear
 
-    def _linear_kernel(self, site: str, layer: int, size_in: int, size_out: int) -> LinearKernel:
-        return self._builder.resolve(
-            LINEAR,
-            torch.bfloat16,
-            site=site,
-            layer=layer,
-            in_features=size_in,
-            out_features=size_out,
-            bias=False,
-        )
+    def _resolve_linear(self, site: str, layer: int, size_in: int, size_out: int) -> tuple[Any, Any]:
+        """The kernel of a product, and a weight."""
+        place: dict[str, Any] = {"site": site, "layer": layer}
+        sizes: dict[str, Any] = {"in_features": size_in, "out_features": size_out, "bias": False}
+        if self.fp8:
+            sizes |= {"block_rows": 128, "block_columns": 128}
+            quantised = self._builder.resolve(LINEAR_FP8, torch.bfloat16, **place, **sizes)
+            return quantised, random_fp8(size_out, size_in)
+        return self._builder.resolve(LINEAR, torch.bfloat16, **place, **sizes), _random(size_out, size_in)
 
     def _make_attend(
         self, layer: int, cache: KVCache, heads: dict[str, int]

@@ -167,6 +167,7 @@ def _attention(rows: int, context: int, *, prefill: bool = False) -> Iterator[Tr
 
 
 def _fp8_linear(name: str, size_out: int, size_in: int, tokens: int) -> Iterator[Trial]:
+    from frizzen.kernels.triton.fp8 import quantize_rows
     from frizzen.kernels.triton.fp8_linear import FEW, FewTile, Fp8Linear, ManyTile
 
     def trial(tile: FewTile | ManyTile) -> Trial:
@@ -176,7 +177,7 @@ def _fp8_linear(name: str, size_out: int, size_in: int, tokens: int) -> Iterator
 
             def call() -> Work:
                 weight, x = random_fp8(size_out, size_in), _normal(tokens, size_in)
-                return lambda: run(x, weight, None, tile)  # type: ignore[arg-type]
+                return lambda: run(*quantize_rows(x, kernel.target), weight, None, tile, x.dtype)  # type: ignore[arg-type]
 
             return [call() for _ in range(calls)]
 

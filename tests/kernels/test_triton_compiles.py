@@ -233,3 +233,27 @@ def test_what_stands_around_a_step_has_the_same_kernels_whatever_the_sizes(
     ids = buffers.ids[: shape.tokens]
     steps.end_rows(tail.Greedy(shape, buffers.plan, batch, ids, maximum, tokens, None))
     assert {variant.hash for variant in compiled} == met
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "rows"), [(8, 2, 300), (8, 4, 40), (32, 32, 20)])
+def test_no_step_needs_a_variant_of_attention_that_rotates_that_the_warm_up_has_not_met(
+    heads: int, kv_heads: int, rows: int, compiled: list[Any]
+) -> None:
+    from frizzen.kernels.triton.paged_attention import PagedAttention
+    from frizzen.kernels.triton.rope import Rope
+
+    shape: dict[str, ShapeValue] = {"heads": heads, "kv_heads": kv_heads, "head_dim": 16}
+    others: dict[str, ShapeValue] = {"scale": 0.1, "window": 0, "block_size": 16, "kv_dtype": "auto"}
+    facts = Facts.of(H200, torch.bfloat16, {**shape, **others, "sinks": False})
+    kernel = PagedAttention.build(facts)
+    rope = Rope.build(Facts.of(H200, torch.bfloat16, {**shape, "rotary_dim": 16}))
+    gain = torch.ones(16, dtype=torch.bfloat16)
+    attend = kernel.prepare_turned(rope, kernel.allocate(2, torch.device("cpu")), (gain, gain, 1e-6))
+
+    def run(queries: list[int], context: int) -> None:
+        _, step = step_of(queries, context, 8448 // 16, torch.device("cpu"), 16)
+        angles = torch.zeros(2, step.num_tokens, 8)
+        qkv = torch.zeros(step.num_tokens, (heads + 2 * kv_heads) * 16, dtype=torch.bfloat16)
+        attend(qkv, *angles, step.slots, kernel.begin(step))
+
+    run_every_variant(run, rows, compiled)

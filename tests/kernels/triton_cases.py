@@ -38,6 +38,7 @@ from frizzen.kernels.plan import default_registry
 from frizzen.kernels.problems import SHAPES, disagreement, paged_step
 from frizzen.kernels.reference import CANDIDATES as REFERENCE
 from frizzen.layers.rotary import angles
+from frizzen.quantize.fp8 import quantize
 from frizzen.speculate.drafter import Asking, DraftBlocks, Proposed, Seen, lay_out
 from frizzen.speculate.fused import _Carry
 from frizzen.step import StepContext
@@ -154,13 +155,13 @@ def case_a_soft_cap_bends_the_scores() -> None:
     close(found, torch.einsum("ntj,jnd->tnd", torch.softmax(scores, -1), v).flatten(1))
 
 
-def case_one_token_is_turned_and_attended_in_one_launch() -> None:
+def case_rows_of_one_token_are_turned_and_attended_in_one_launch() -> None:
     shapes = (
-        ({}, 32, True, (1, 2, 9, 40, 130)),
-        ({"window": 20}, 16, True, (1, 21, 65)),
-        ({"window": 540}, 32, False, (700,)),
-        ({"sinks": True}, 8, False, (17, 600)),
-        ({"kv_dtype": "fp8_e4m3"}, 32, True, (50,)),
+        ({}, 32, True, ((1,), (2,), (9,), (40,), (130,), (33, 1, 32, 70), (5, 200) * 9)),
+        ({"window": 20}, 16, True, ((1,), (21,), (65,), (90, 7, 21))),
+        ({"window": 540}, 32, False, ((700,), (700, 3))),
+        ({"sinks": True}, 8, False, ((17,), (600,), (300, 41))),
+        ({"kv_dtype": "fp8_e4m3"}, 32, True, ((50,), (50, 9))),
     )
     for others, rotary, normed, contexts in shapes:
         of = attention_facts(**others)
@@ -168,9 +169,9 @@ def case_one_token_is_turned_and_attended_in_one_launch() -> None:
         shape = {"heads": 4, "kv_heads": 2, "head_dim": 32, "rotary_dim": rotary, "qk_norm": normed}
         of_rope = facts(torch.float32, layout=attention.layout, **shape)
         norms = (normal(32), normal(32), 1e-5) if normed else (None, None, 1e-5)
-        for context in contexts:
-            step, cache, qkv = attention_problem([(context, 1)], of)
-            cos, sin = normal(1, rotary // 2), normal(1, rotary // 2).flip(1)
+        for lengths in contexts:
+            step, cache, qkv = attention_problem([(length, 1) for length in lengths], of)
+            cos, sin = normal(len(lengths), rotary // 2), normal(len(lengths), rotary // 2).flip(1)
             wanted, written = qkv.clone(), type(cache)(*_copies(cache))
             reference(ROPE.name, of_rope).prepare(written, *norms)(wanted, cos, sin, step.slots)
             want = reference(ATTENTION_PAGED.name, of).prepare(written, sinks)(wanted, step)
@@ -272,6 +273,21 @@ def case_the_norm_before_a_product_may_be_part_of_it() -> None:
             normed = torch.rms_norm(stream, (72,), gain, 1e-5)
             close(updated, stream)
             close(y, normed @ weight.T + bias)
+
+
+def case_the_norm_before_a_product_in_fp8_may_be_part_of_it() -> None:
+    weight, gain, bias = quantize(normal(64, 272), 128, 128), normal(272), normal(64)
+    of = facts(torch.float32, in_features=272, out_features=64, bias=True, block_rows=128, block_columns=128)
+    linear = kernel(LINEAR_FP8.name, of)
+    for tokens in (1, 3, 70):
+        for residual in (normal(tokens, 272) * 2, None):
+            x, mine = normal(tokens, 272), None if residual is None else residual.clone()
+            y, updated = linear.prepare_normed(gain, 1e-5, weight, bias)(x, mine)
+            stream = x if residual is None else x + residual
+            close(updated, stream)
+            # The last bit of a norm may round to another number of FP8.
+            normed = torch.rms_norm(stream, (272,), gain, 1e-5)
+            close(y, linear.prepare(weight, bias)(normed), 3e-2)
 
 
 ROUTING: dict[str, ShapeValue] = {

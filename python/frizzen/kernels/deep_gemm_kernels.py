@@ -94,6 +94,12 @@ class Fp8Linear:
     """The kernel for few tokens, whose product waits for the weight: Triton's."""
     few_tokens: int
 
+    @property
+    def folds(self) -> type:
+        """Whose norm ``prepare_normed`` is equal to."""
+        found: type = self.few.folds
+        return found
+
     @classmethod
     def build(cls, facts: Facts) -> Fp8Linear:
         """The kernel for one shape."""
@@ -111,11 +117,33 @@ class Fp8Linear:
             if len(x) <= self.few_tokens:
                 out: Tensor = few(x)
                 return out
-            out = torch.empty(len(x), weight.data.shape[0], dtype=x.dtype, device=x.device)
-            self.product(self.round_rows(x), (weight.data, weight.scale), out)
-            return out if bias is None else out.add_(bias)
+            return self._multiply(self.round_rows(x), weight, bias, x.dtype)
 
         return linear
+
+    def prepare_normed(
+        self, norm: Tensor, eps: float, weight: Fp8Weight, bias: Tensor | None
+    ) -> Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]]:
+        """``norm.rms`` and this product together: see ``linear.SkinnyLinear`` of ``triton``."""
+        from frizzen.kernels.triton.fp8 import norm_rows
+
+        few = self.few.prepare_normed(norm, eps, weight, bias)
+
+        def normed(x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+            if len(x) <= self.few_tokens:
+                found: tuple[Tensor, Tensor] = few(x, residual)
+                return found
+            rows = norm_rows(x, residual, norm, eps, self.few.target, by_column=True)
+            return self._multiply(rows, weight, bias, x.dtype), x if residual is None else residual
+
+        return normed
+
+    def _multiply(
+        self, rows: tuple[Tensor, Tensor], weight: Fp8Weight, bias: Tensor | None, dtype: torch.dtype
+    ) -> Tensor:
+        out = torch.empty(len(rows[0]), weight.data.shape[0], dtype=dtype, device=weight.data.device)
+        self.product(rows, (weight.data, weight.scale), out)
+        return out if bias is None else out.add_(bias)
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,10 +99,13 @@ def shapes_of(lattice: Lattice) -> Iterator[Queries]:
 
 
 def _together(lattice: Lattice) -> Iterator[Queries]:
-    """Short prompts in one step, and decodes beside a prompt: few tokens of a row, but many of the step."""
+    """Short prompts in one step, and decodes beside a prompt: few tokens of a row, but many of the step.
+
+    Decodes by themselves may rotate for themselves, and need other variants.
+    """
     most = lattice.rows[-1]
     steps = [[tokens] * (_FEW // tokens + 1) for tokens in (16, 8, 4, 2)]
-    steps += [[1] * singles + [4 * _FEW] for singles in sorted({1, min(most - 1, _FEW)})]
+    steps += [[1] * singles + [4 * _FEW] for singles in sorted({1, min(most - 1, _FEW), most - 1})]
     for queries in steps:
         if len(queries) <= most and sum(queries) <= lattice.max_tokens:
             for context in sorted({lattice.contexts[0], lattice.contexts[-1]}):

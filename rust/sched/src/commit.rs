@@ -252,7 +252,7 @@ impl Scheduler {
             self.distrust(slot);
         }
         if events.last().is_some_and(|event| event.finish.is_some()) {
-            self.publish_full_blocks(slot);
+            self.publish_full_blocks(slot, 0);
             self.remove(slot);
         }
     }

@@ -16,6 +16,13 @@ pub(crate) struct Selected {
     num_tokens: u32,
 }
 
+/// The tokens of a share that no row of the same step may read.
+///
+/// Where every row has one token, attention may write a row's key while it reads those of others.
+const fn unread(num_tokens: u32) -> u32 {
+    if num_tokens == 1 { 1 } else { 0 }
+}
+
 impl Scheduler {
     /// Plans the next step into `plan`. Returns false, with an empty plan, if there is nothing to compute.
     ///
@@ -30,7 +37,8 @@ impl Scheduler {
         // Only now: until here a preemption could still take a request out of the step, and its blocks would be named
         // for tokens that nobody computes.
         for at in 0..self.selected.len() {
-            self.publish_full_blocks(self.selected[at].slot);
+            let share = self.selected[at];
+            self.publish_full_blocks(share.slot, unread(share.num_tokens));
         }
         // Blocks were short a moment ago: admitting somebody now would take them from those who were preempted.
         if self.counters.preemptions == preemptions {
@@ -179,13 +187,15 @@ impl Scheduler {
     /// Tells the pool what the request's full blocks hold, so that others find them.
     ///
     /// Legal before the step has run: whoever finds them is planned into this step or a later one, and within a step
-    /// every layer writes its KV before any row reads it. Unverified drafts are beyond `tokens` and never named.
-    pub(crate) fn publish_full_blocks(&mut self, slot: usize) {
+    /// every layer writes its KV before any row reads it, unless all rows have one token. Of the last tokens, `unread`
+    /// are not named yet for that reason. Unverified drafts are beyond `tokens` and never named.
+    pub(crate) fn publish_full_blocks(&mut self, slot: usize, unread: u32) {
         if !self.config.prefix_caching {
             return;
         }
         let state = self.state(slot);
-        let full = (state.computed.min(state.tokens.len() as u32) / self.config.block_size) as usize;
+        let full =
+            ((state.computed - unread).min(state.tokens.len() as u32) / self.config.block_size) as usize;
         if full > state.published {
             self.hash_blocks(slot, full);
             let state = self.states[slot].as_mut().expect("checked above");
@@ -250,7 +260,7 @@ impl Scheduler {
             self.state_mut(slot).published = hits;
             self.extend_blocks(plan, slot, num_tokens);
             self.take_share(slot, num_tokens, budget);
-            self.publish_full_blocks(slot);
+            self.publish_full_blocks(slot, unread(num_tokens));
         }
     }
 

@@ -200,6 +200,23 @@ fn equal_prefixes_are_computed_once_even_within_one_step() {
 }
 
 #[test]
+fn no_row_of_a_step_of_single_tokens_reads_what_another_writes() {
+    let mut rig = Rig::new(config(), 0);
+    let first = request(&(0..11).collect::<Vec<_>>(), 8);
+    rig.add(0, &first);
+    rig.turn();
+    // The next token fills the third block of four; who starts with it and one token more has that one to compute.
+    let known: Vec<TokenId> = (0..11).chain(rig.texts[&RequestId(0)].iter().copied()).chain([1]).collect();
+    assert_eq!(known.len(), 13);
+    let again = request(&known, 4);
+    rig.add(1, &again);
+    let mut plan = StepPlan::default();
+    rig.scheduler.plan(&mut plan, Duration::ZERO);
+    let tokens: Vec<u32> = plan.rows.iter().map(|row| row.num_tokens).collect();
+    assert_eq!(tokens, [1, 5], "it finds two blocks, not the one that this step fills");
+}
+
+#[test]
 fn the_last_prompt_token_is_never_cached_because_its_logits_are_needed() {
     let mut rig = Rig::new(config(), 0);
     let prompt: Vec<TokenId> = (0..16).collect();

@@ -24,6 +24,7 @@ __all__ = [
     "linear_few",
     "linear_many",
     "linear_one",
+    "norm_rows",
     "quantize_rows",
     "saturate_fp8",
     "scale_constants",
@@ -77,6 +78,60 @@ def _quantize_rows(
     tl.store(scales + row * scale_stride + group * group_stride, scale, mask=group * GROUP < K)
 
 
+@triton.jit(do_not_specialize=["rows"])
+def _norm_rows(
+    x, residual, weight, numbers, scales, rows, x_stride, scale_stride, group_stride, K, eps,
+    ADD: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    group = tl.arange(0, GROUPS)
+    column = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    inside = column < K
+    gain = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    await_inputs(PDL)
+    y = tl.load(x + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
+    if ADD:
+        stream = residual + row * K + column
+        y += tl.load(stream, mask=inside, other=0.0).to(tl.float32)
+        rounded = y.to(residual.dtype.element_ty)
+        tl.store(stream, rounded, mask=inside)
+        y = rounded.to(tl.float32)
+    release_next(PDL)
+    inverse = tl.rsqrt(tl.sum(tl.sum(y * y, axis=1), axis=0) / K + eps)
+    # As if the norm had been stored.
+    y = (y * inverse * gain).to(x.dtype.element_ty).to(tl.float32)
+    found, scale = to_fp8(y, tl.max(tl.abs(y), axis=1))
+    tl.store(numbers + row * K + column, found, mask=inside)
+    tl.store(scales + row * scale_stride + group * group_stride, scale, mask=group * GROUP < K)
+
+
+def _rounded(x: Tensor, *, by_column: bool) -> tuple[Tensor, Tensor]:
+    """Room for the numbers and scales of ``x``."""
+    rows, size = x.shape
+    groups = triton.cdiv(size, GROUP)
+    numbers = torch.empty(rows, size, dtype=FP8, device=x.device)
+    if not by_column:
+        return numbers, torch.empty(rows, groups, dtype=torch.float32, device=x.device)
+    padded = torch.empty(groups, triton.cdiv(rows, 4) * 4, dtype=torch.float32, device=x.device)
+    return numbers, padded.T[:rows]
+
+
+def norm_rows(
+    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, target: Target, *, by_column: bool = False
+) -> tuple[Tensor, Tensor]:
+    """``norm.rms`` and :func:`quantize_rows` together; ``residual += x`` in place."""
+    rows, size = x.shape
+    numbers, scales = _rounded(x, by_column=by_column)
+    if rows:
+        groups = round_up_power(triton.cdiv(size, GROUP))
+        _norm_rows[(rows,)](
+            x, residual, weight, numbers, scales, rows, x.stride(0), *scales.stride(), size, eps,
+            ADD=residual is not None, GROUPS=groups, GROUP=GROUP, num_warps=min(max(groups // 4, 1), 8),
+            **target.options(),
+        )  # fmt: skip
+    return numbers, scales
+
+
 def quantize_rows(x: Tensor, target: Target, *, by_column: bool = False) -> tuple[Tensor, Tensor]:
     """``x [R, K]`` -> numbers ``[R, K]`` and scales ``[R, ceil(K / 128)]`` float32.
 
@@ -84,11 +139,7 @@ def quantize_rows(x: Tensor, target: Target, *, by_column: bool = False) -> tupl
     """
     rows, size = x.shape
     groups = triton.cdiv(size, GROUP)
-    numbers = torch.empty(rows, size, dtype=FP8, device=x.device)
-    if by_column:
-        scales = torch.empty(groups, triton.cdiv(rows, 4) * 4, dtype=torch.float32, device=x.device).T[:rows]
-    else:
-        scales = torch.empty(rows, groups, dtype=torch.float32, device=x.device)
+    numbers, scales = _rounded(x, by_column=by_column)
     if rows:
         several = min(round_up_power(groups), 8)
         _quantize_rows[(rows, triton.cdiv(groups, several))](

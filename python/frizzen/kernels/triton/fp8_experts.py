@@ -11,10 +11,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from frizzen.kernels.triton.experts import activate, group_tokens
+from frizzen.kernels.triton.experts import activate
 from frizzen.kernels.triton.fp8 import to_fp8, weigh_groups
 from frizzen.kernels.triton.grouped import tile_of
 from frizzen.kernels.triton.launch import await_inputs, multiply_add, release_next
+from frizzen.kernels.triton.listed import first_of_list, list_group, store_down
 
 __all__ = [
     "down_few",
@@ -104,36 +105,6 @@ def down_one(
         tl.store(out + row, y.to(out.dtype.element_ty), mask=row < H)
 
 
-@triton.jit
-def _multiply(
-    total_a, total_b, rows, x, x_scale, x_groups, rows_exist, weight_a, weight_b, scale_a, scale_b, exists,
-    SIZE, PAIR: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, GROUP: tl.constexpr, EVEN: tl.constexpr,
-    PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Adds one or two blocks of a weight times rows of ``x``, scaled by ``GROUP``, to ``[N, M]``."""
-    column = tl.arange(0, GROUP)
-    x_at = x + rows.to(tl.int64)[None, :] * SIZE + column[:, None]
-    for start in range(0, SIZE, GROUP):
-        rows_mask = rows_exist[None, :]
-        mask = exists[:, None]
-        if not EVEN:
-            rows_mask = rows_mask & (start + column < SIZE)[:, None]
-            mask = mask & (start + column < SIZE)[None, :]
-        values = tl.load(x_at + start, mask=rows_mask, other=0.0)
-        of_row = tl.load(x_scale + rows * x_groups + start // GROUP, mask=rows_exist, other=0.0)[None, :]
-        step = start // BLOCK_COLUMNS if BLOCK_COLUMNS > 0 else 0
-        zeros = tl.zeros(total_a.shape, dtype=tl.float32)
-        at = start + column[None, :]
-        a = tl.load(weight_a[:, None] + at, mask=mask, other=0.0, eviction_policy="evict_first")
-        factor = tl.load(scale_a + step, mask=exists, other=0.0)
-        total_a += multiply_add(a, values, zeros, PRECISION) * factor[:, None] * of_row
-        if PAIR:
-            b = tl.load(weight_b[:, None] + at, mask=mask, other=0.0, eviction_policy="evict_first")
-            factor = tl.load(scale_b + step, mask=exists, other=0.0)
-            total_b += multiply_add(b, values, zeros, PRECISION) * factor[:, None] * of_row
-    return total_a, total_b
-
-
 @triton.jit(do_not_specialize=["tokens", "groups"])
 def prepare_few(
     x, numbers, scales, ids, experts, counts, pairs, tokens, groups, x_stride, H, x_groups,
@@ -146,13 +117,13 @@ def prepare_few(
     do.
     """
     program = tl.program_id(0)
-    await_inputs(PDL)
+    # At once: what follows touches nothing before it waits.
     release_next(PDL)
+    await_inputs(PDL)
     if program < groups:
-        expert, found, at, before = group_tokens(ids, program, tokens, K, PAIRWISE, TOKENS, TOP)
-        tl.store(pairs + program * tokens + before, at, mask=found > 0)
-        tl.store(experts + program, expert.to(tl.int32))
-        tl.store(counts + program, tl.sum(found, axis=0))
+        expert = list_group(ids, program, counts, pairs, tokens, K, PAIRWISE, TOKENS, TOP)
+        if PAIRWISE:
+            tl.store(experts + program, expert.to(tl.int32))
     else:
         row = ((program - groups) // SLICES).to(tl.int64)
         group = (program - groups) % SLICES * GROUPS + tl.arange(0, GROUPS)
@@ -164,89 +135,152 @@ def prepare_few(
         tl.store(scales + row * x_groups + group, scale, mask=group * GROUP < H)
 
 
-@triton.jit
-def _listed(pairs, first, count, M: tl.constexpr):
-    """Pairs number ``first`` to ``first + M`` of a list, and which of them exist."""
-    number = first + tl.arange(0, M)
-    present = number < count
-    return tl.load(pairs + number, mask=present, other=0), present
-
-
 @triton.jit(do_not_specialize=["tokens"])
 def gate_up_few(
-    x, x_scale, w13, s13, b13, experts, counts, pairs, act, act_scale, tokens, H, I, expert_scales,
+    x, x_scale, w13, w13_tiles, s13, b13, experts, counts, pairs, act, act_scale, tokens, H, I, expert_scales,
     scale_stride, x_groups, act_groups, clamp, alpha, beta,
-    K: tl.constexpr, BIAS: tl.constexpr, CLAMP: tl.constexpr,
+    K: tl.constexpr, PAIRWISE: tl.constexpr, BIAS: tl.constexpr, CLAMP: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, M: tl.constexpr, ROWS: tl.constexpr,
-    GROUP: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
-    PDL: tl.constexpr,
+    COPIED: tl.constexpr, GROUP: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """``act [T * k, I]`` in FP8 with a scale for every ``ROWS``: the first product and the activation."""
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    """``act [T * k, I]`` in FP8 with a scale for every ``ROWS``: the first product and the activation.
+
+    If ``COPIED``, the copy engine reads the weight by its descriptor ``w13_tiles [E * 2 * I, H]``.
+    """
+    block = tl.program_id(0)
     group = tl.program_id(1)
+    row = block * ROWS + tl.arange(0, ROWS)
     exists = row < I
+    column = tl.arange(0, GROUP)
+    pairs += group * tokens
     await_inputs(PDL)
+    # All that is listed is read at once, whether it exists or not.
     count = tl.load(counts + group)
+    place = first_of_list(pairs, 0, tokens, M)
+    expert = group.to(tl.int64)
+    if PAIRWISE:
+        expert = tl.load(experts + group).to(tl.int64)
+    release_next(PDL)
     if count == 0:
         return
-    expert = tl.load(experts + group).to(tl.int64)
-    release_next(PDL)
-    weight = w13 + (expert * 2 * I + row) * H
-    scale = s13 + expert * expert_scales
+    weight = w13 + (expert * 2 * I + row)[:, None] * H + column[None, :]
+    from_row = (expert * 2 * I).to(tl.int32) + block * ROWS
+    gate_scale = s13 + expert * expert_scales + row // BLOCK_ROWS * scale_stride
+    up_scale = s13 + expert * expert_scales + (I + row) // BLOCK_ROWS * scale_stride
     for first in range(0, count, M):
-        place, present = _listed(pairs + group * tokens, first, count, M)
+        present = first + tl.arange(0, M) < count
+        place = tl.where(present, place, 0)
+        x_at = x + (place // K).to(tl.int64)[None, :] * H + column[:, None]
+        x_scale_at = x_scale + place // K * x_groups
         gate = tl.zeros([ROWS, M], dtype=tl.float32)
         up = tl.zeros([ROWS, M], dtype=tl.float32)
-        gate, up = _multiply(
-            gate, up, place // K, x, x_scale, x_groups, present, weight, weight + I * H,
-            scale + row // BLOCK_ROWS * scale_stride, scale + (I + row) // BLOCK_ROWS * scale_stride,
-            exists, H, True, BLOCK_COLUMNS, GROUP, EVEN, PRECISION,
-        )  # fmt: skip
+        for start in range(0, H, GROUP):
+            rows_mask = present[None, :]
+            mask = exists[:, None]
+            if not EVEN:
+                rows_mask = rows_mask & (start + column < H)[:, None]
+                mask = mask & (start + column < H)[None, :]
+            step = start // BLOCK_COLUMNS if BLOCK_COLUMNS > 0 else 0
+            values = tl.load(x_at + start, mask=rows_mask, other=0.0)
+            of_row = tl.load(x_scale_at + start // GROUP, mask=present, other=0.0)[None, :]
+            if COPIED:
+                a = w13_tiles.load([from_row, start])
+                b = w13_tiles.load([from_row + I, start])
+            else:
+                a = tl.load(weight + start, mask=mask, other=0.0, eviction_policy="evict_first")
+                b = tl.load(weight + I * H + start, mask=mask, other=0.0, eviction_policy="evict_first")
+            zeros = tl.zeros([ROWS, M], dtype=tl.float32)
+            factor = tl.load(gate_scale + step, mask=exists, other=0.0)
+            gate += multiply_add(a, values, zeros, PRECISION) * factor[:, None] * of_row
+            factor = tl.load(up_scale + step, mask=exists, other=0.0)
+            up += multiply_add(b, values, zeros, PRECISION) * factor[:, None] * of_row
         gate = tl.trans(gate)
         up = tl.trans(up)
         if BIAS:
-            gate += tl.load(b13 + expert * 2 * I + row, mask=exists, other=0.0).to(tl.float32)[None, :]
-            up += tl.load(b13 + expert * 2 * I + I + row, mask=exists, other=0.0).to(tl.float32)[None, :]
+            bias_at = b13 + expert * 2 * I + row
+            gate += tl.load(bias_at, mask=exists, other=0.0).to(tl.float32)[None, :]
+            up += tl.load(bias_at + I, mask=exists, other=0.0).to(tl.float32)[None, :]
         # Rows past the last would have a part in the scale.
         y = tl.where(exists[None, :], activate(gate, up, clamp, alpha, beta, CLAMP), 0.0)
         numbers, act_factor = to_fp8(y, tl.max(tl.abs(y), axis=1))
         act_at = act + place.to(tl.int64)[:, None] * I + row[None, :]
         tl.store(act_at, numbers, mask=present[:, None] & exists[None, :])
-        tl.store(act_scale + place * act_groups + tl.program_id(0), act_factor, mask=present)
+        tl.store(act_scale + place * act_groups + block, act_factor, mask=present)
+        place = first_of_list(pairs, first + M, tokens, M)
 
 
 @triton.jit(do_not_specialize=["tokens"])
 def down_few(
-    act, act_scale, w2, s2, b2, weights, experts, counts, pairs, partial, tokens, H, I, expert_scales,
-    scale_stride, act_groups,
-    BIAS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, M: tl.constexpr,
-    ROWS: tl.constexpr, GROUP: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+    act, act_scale, w2, w2_tiles, s2, b2, weights, experts, counts, pairs, partial, tokens, H, I,
+    expert_scales, scale_stride, act_groups,
+    PAIRWISE: tl.constexpr, BIAS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
+    M: tl.constexpr, ROWS: tl.constexpr, BLOCKS: tl.constexpr, COPIED: tl.constexpr, GROUP: tl.constexpr,
+    EVEN: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """``partial [T * k, H]``: the second product of every pair, times the pair's weight."""
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    """``partial [T * k, H]``: the second product of every pair, times the pair's weight.
+
+    A program takes ``BLOCKS`` neighbouring blocks of the weight in one loop, so that the copies of one are
+    under way while the one before is stored. ``COPIED``: as in ``gate_up_few``.
+    """
     group = tl.program_id(1)
-    exists = row < H
+    block = tl.program_id(0) * BLOCKS
+    within = tl.arange(0, ROWS)
+    column = tl.arange(0, GROUP)
+    pairs += group * tokens
     await_inputs(PDL)
     count = tl.load(counts + group)
+    place = first_of_list(pairs, 0, tokens, M)
+    expert = group.to(tl.int64)
+    if PAIRWISE:
+        expert = tl.load(experts + group).to(tl.int64)
+    release_next(PDL)
     if count == 0:
         return
-    expert = tl.load(experts + group).to(tl.int64)
-    release_next(PDL)
-    weight = w2 + (expert * H + row) * I
-    scale = s2 + expert * expert_scales + row // BLOCK_ROWS * scale_stride
+    weight = w2 + (expert * H + within)[:, None] * I + column[None, :]
+    scale = s2 + expert * expert_scales
+    blocks = tl.minimum(tl.cdiv(H, ROWS) - block, BLOCKS)
+    of_expert = (expert * H).to(tl.int32)
     for first in range(0, count, M):
-        place, present = _listed(pairs + group * tokens, first, count, M)
-        y = tl.zeros([ROWS, M], dtype=tl.float32)
-        y, _ = _multiply(
-            y, y, place, act, act_scale, act_groups, present, weight, weight, scale, scale, exists, I,
-            False, BLOCK_COLUMNS, GROUP, EVEN, PRECISION,
-        )  # fmt: skip
-        y = tl.trans(y)
-        if BIAS:
-            y += tl.load(b2 + expert * H + row, mask=exists, other=0.0).to(tl.float32)[None, :]
-        y *= tl.load(weights + place, mask=present, other=0.0)[:, None]
-        partial_at = partial + place.to(tl.int64)[:, None] * H + row[None, :]
-        tl.store(partial_at, y.to(partial.dtype.element_ty), mask=present[:, None] & exists[None, :])
+        present = first + tl.arange(0, M) < count
+        place = tl.where(present, place, 0)
+        gain = tl.load(weights + place, mask=present, other=0.0)
+        act_at = act + place.to(tl.int64)[None, :] * I + column[:, None]
+        act_scale_at = act_scale + place * act_groups
+        start = 0
+        from_row = block * ROWS
+        total = tl.zeros([ROWS, M], dtype=tl.float32)
+        for _ in range(blocks * tl.cdiv(I, GROUP)):
+            row = from_row + within
+            exists = row < H
+            rows_mask = present[None, :]
+            mask = exists[:, None]
+            if not EVEN:
+                rows_mask = rows_mask & (start + column < I)[:, None]
+                mask = mask & (start + column < I)[None, :]
+            step = start // BLOCK_COLUMNS if BLOCK_COLUMNS > 0 else 0
+            values = tl.load(act_at + start, mask=rows_mask, other=0.0)
+            of_row = tl.load(act_scale_at + start // GROUP, mask=present, other=0.0)[None, :]
+            if COPIED:
+                a = w2_tiles.load([of_expert + from_row, start])
+            else:
+                a = tl.load(
+                    weight + from_row * I + start, mask=mask, other=0.0, eviction_policy="evict_first"
+                )
+            factor = tl.load(scale + row // BLOCK_ROWS * scale_stride + step, mask=exists, other=0.0)
+            zeros = tl.zeros([ROWS, M], dtype=tl.float32)
+            total += multiply_add(a, values, zeros, PRECISION) * factor[:, None] * of_row
+            start += GROUP
+            if BLOCKS > 1:
+                # What the next loads need must not wait for the sums: it stands outside of the branch.
+                ends = start >= I
+                from_row += tl.where(ends, ROWS, 0)
+                start = tl.where(ends, 0, start)
+                if ends:
+                    store_down(total, b2, gain, partial, expert, place, present, row, H, BIAS)
+                    total = tl.zeros([ROWS, M], dtype=tl.float32)
+        if BLOCKS == 1:
+            store_down(total, b2, gain, partial, expert, place, present, block * ROWS + within, H, BIAS)
+        place = first_of_list(pairs, first + M, tokens, M)
 
 
 @triton.jit(do_not_specialize=["most_tiles"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 import triton
@@ -16,10 +16,12 @@ from frizzen.kernels.triton.fp8 import (
     linear_few,
     linear_many,
     linear_one,
+    norm_rows,
     quantize_rows,
     scale_constants,
 )
 from frizzen.kernels.triton.launch import Target, round_up_power
+from frizzen.kernels.triton.norm import RmsNorm
 from frizzen.quantize.fp8 import GROUP, Fp8Weight
 
 __all__ = ["FEW", "FewTile", "Fp8Linear", "ManyTile", "few_tile", "many_tile"]
@@ -52,6 +54,9 @@ class ManyTile(NamedTuple):
 class Fp8Linear:
     """See ``linear.fp8``."""
 
+    folds: ClassVar[type] = RmsNorm
+    """Whose norm ``prepare_normed`` is equal to."""
+
     in_features: int
     out_features: int
     target: Target
@@ -78,12 +83,37 @@ class Fp8Linear:
                 return torch.empty(0, self.out_features, dtype=x.dtype, device=x.device)
             if tokens == 1:
                 return self.one(x, weight, bias)
-            if tokens <= FEW:
-                tile = few_tile(tokens, self.in_features, self.out_features, self.target.processors)
-                return self.few(x, weight, bias, tile)
-            return self.many(x, weight, bias, many_tile(tokens, self.out_features, self.target.processors))
+            return self.rounded(*quantize_rows(x, self.target), weight, bias, x.dtype)
 
         return linear
+
+    def prepare_normed(
+        self, norm: Tensor, eps: float, weight: Fp8Weight, bias: Tensor | None
+    ) -> Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]]:
+        """``norm.rms`` and this product together, of several tokens: see ``linear.SkinnyLinear``."""
+        separate = RmsNorm(self.in_features, self.target).prepare(norm, eps)
+        linear = self.prepare(weight, bias)
+
+        def normed(x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+            updated = x if residual is None else residual
+            if len(x) <= 1:
+                return linear(separate(x, residual)), updated
+            numbers, scales = norm_rows(x, residual, norm, eps, self.target)
+            return self.rounded(numbers, scales, weight, bias, x.dtype), updated
+
+        return normed
+
+    def rounded(
+        self, numbers: Tensor, scales: Tensor, weight: Fp8Weight, bias: Tensor | None, dtype: torch.dtype
+    ) -> Tensor:
+        """The product of several tokens, rounded already."""
+        tokens, processors = len(numbers), self.target.processors
+        if tokens <= FEW:
+            few = few_tile(tokens, self.in_features, self.out_features, processors)
+            return self.few(numbers, scales, weight, bias, few, dtype)
+        return self.many(
+            numbers, scales, weight, bias, many_tile(tokens, self.out_features, processors), dtype
+        )
 
     def one(self, x: Tensor, weight: Fp8Weight, bias: Tensor | None) -> Tensor:
         """One token, unrounded."""
@@ -98,19 +128,27 @@ class Fp8Linear:
         )  # fmt: skip
         return out
 
-    def few(self, x: Tensor, weight: Fp8Weight, bias: Tensor | None, tile: FewTile) -> Tensor:
-        """Up to :data:`FEW` tokens."""
-        numbers, scales = quantize_rows(x, self.target)
-        out = torch.empty(len(x), self.out_features, dtype=x.dtype, device=x.device)
-        width = round_up_power(len(x), 16)
+    def few(
+        self,
+        numbers: Tensor,
+        scales: Tensor,
+        weight: Fp8Weight,
+        bias: Tensor | None,
+        tile: FewTile,
+        dtype: torch.dtype,
+    ) -> Tensor:
+        """Up to :data:`FEW` tokens, rounded."""
+        tokens, device = len(numbers), numbers.device
+        out = torch.empty(tokens, self.out_features, dtype=dtype, device=device)
+        width = round_up_power(tokens, 16)
         share = triton.cdiv(triton.cdiv(self.in_features, tile.splits), GROUP) * GROUP
         splits = triton.cdiv(self.in_features, share)
         blocks = triton.cdiv(self.out_features, tile.rows)
         partial = None
         if splits > 1:
-            partial = torch.empty(blocks * splits * tile.rows * width, dtype=torch.float32, device=x.device)
+            partial = torch.empty(blocks * splits * tile.rows * width, dtype=torch.float32, device=device)
         linear_few[(blocks, splits)](
-            numbers, scales, weight.data, weight.scale, bias, out, partial, self.counters, len(x),
+            numbers, scales, weight.data, weight.scale, bias, out, partial, self.counters, tokens,
             self.in_features, self.out_features, weight.scale.stride(0), scales.stride(0), share,
             BIAS=bias is not None, SPLITS=splits, TOKENS=width, ROWS=tile.rows,
             EVEN=self.in_features % GROUP == 0, PRECISION=fp8_precision(), num_warps=tile.warps,
@@ -118,13 +156,21 @@ class Fp8Linear:
         )  # fmt: skip
         return out
 
-    def many(self, x: Tensor, weight: Fp8Weight, bias: Tensor | None, tile: ManyTile) -> Tensor:
-        """Any number of tokens."""
-        numbers, scales = quantize_rows(x, self.target)
-        out = torch.empty(len(x), self.out_features, dtype=x.dtype, device=x.device)
-        grid = triton.cdiv(len(x), tile.m) * triton.cdiv(self.out_features, tile.rows)
+    def many(
+        self,
+        numbers: Tensor,
+        scales: Tensor,
+        weight: Fp8Weight,
+        bias: Tensor | None,
+        tile: ManyTile,
+        dtype: torch.dtype,
+    ) -> Tensor:
+        """Any number of tokens, rounded."""
+        tokens = len(numbers)
+        out = torch.empty(tokens, self.out_features, dtype=dtype, device=numbers.device)
+        grid = triton.cdiv(tokens, tile.m) * triton.cdiv(self.out_features, tile.rows)
         linear_many[(grid,)](
-            numbers, scales, weight.data, weight.scale, bias, out, len(x), self.in_features,
+            numbers, scales, weight.data, weight.scale, bias, out, tokens, self.in_features,
             self.out_features, weight.scale.stride(0), scales.stride(0),
             BIAS=bias is not None, M=tile.m, ROWS=tile.rows, BAND=tile.band,
             EVEN=self.in_features % GROUP == 0, PRECISION=fp8_precision(), num_warps=tile.warps,

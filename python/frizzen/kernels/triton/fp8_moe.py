@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 import triton
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from frizzen.kernels.facts import Facts
 from frizzen.kernels.moe_ops import Experts
@@ -38,6 +39,10 @@ class FewTile(NamedTuple):
     rows: int
     warps: int
     stages: int
+    blocks: int = 1
+    """Blocks of rows that a program of the second product takes one after the other."""
+    copied: bool = False
+    """Whether the copy engine reads the weight."""
 
 
 ONE_TILES = OneTile(2, 4, 4, 3), OneTile(1, 4, 4, 3)
@@ -123,28 +128,30 @@ class Fp8Experts:
         act = torch.empty(tokens * k, I, dtype=FP8, device=x.device)
         act_scale = torch.empty(tokens * k, triton.cdiv(I, up.rows), dtype=torch.float32, device=x.device)
         partial = torch.empty(tokens * k, H, dtype=x.dtype, device=x.device)
-        groups = min(tokens * k, plain.experts)
+        pairwise, groups = tokens * k < plain.experts, min(tokens * k, plain.experts)
         lists = torch.empty(groups * (tokens + 2), dtype=torch.int32, device=x.device)
         listed = torch.split(lists, [groups, groups, groups * tokens])
         several = min(_groups(H), 8)
         slices = triton.cdiv(scales.shape[1], several)
         kernels.prepare_few[(groups + tokens * slices,)](
             x, numbers, scales, ids, *listed, tokens, groups, x.stride(0), H, scales.stride(0),
-            K=k, PAIRWISE=tokens * k < plain.experts, TOP=round_up_power(k),
+            K=k, PAIRWISE=pairwise, TOP=round_up_power(k),
             TOKENS=next(size for size in (16, 64, FEW) if tokens <= size), SLICES=slices, GROUPS=several,
             GROUP=GROUP, num_warps=4, **plain.target.options(),
         )  # fmt: skip
-        shared = {"PRECISION": fp8_precision(), **plain.target.options()}
+        shared = {"PAIRWISE": pairwise, "PRECISION": fp8_precision(), **plain.target.options()}
+        w13_tiles, w2_tiles = _described(layer.w13, up, GROUP), _described(layer.w2, down, up.rows)
         kernels.gate_up_few[(triton.cdiv(I, up.rows), groups)](
-            numbers, scales, layer.w13.data, layer.w13.scale, layer.b13, *listed, act, act_scale, tokens, H,
-            I, *_strides(layer.w13), scales.stride(0), act_scale.stride(0), *plain.scalars(),
-            **self._up_constants(layer), K=k, M=up.m, ROWS=up.rows, EVEN=H % GROUP == 0, num_warps=up.warps,
-            num_stages=up.stages, **shared,
+            numbers, scales, layer.w13.data, w13_tiles, layer.w13.scale, layer.b13, *listed, act, act_scale,
+            tokens, H, I, *_strides(layer.w13), scales.stride(0), act_scale.stride(0), *plain.scalars(),
+            **self._up_constants(layer), K=k, M=up.m, ROWS=up.rows, COPIED=w13_tiles is not None,
+            EVEN=H % GROUP == 0, num_warps=up.warps, num_stages=up.stages, **shared,
         )  # fmt: skip
-        kernels.down_few[(triton.cdiv(H, down.rows), groups)](
-            act, act_scale, layer.w2.data, layer.w2.scale, layer.b2, weights, *listed, partial, tokens, H, I,
-            *_strides(layer.w2), act_scale.stride(0), BIAS=layer.b2 is not None, M=down.m, ROWS=down.rows,
-            EVEN=I % up.rows == 0, num_warps=down.warps, num_stages=down.stages, **shared,
+        kernels.down_few[(triton.cdiv(H, down.rows * down.blocks), groups)](
+            act, act_scale, layer.w2.data, w2_tiles, layer.w2.scale, layer.b2, weights, *listed, partial,
+            tokens, H, I, *_strides(layer.w2), act_scale.stride(0), BIAS=layer.b2 is not None, M=down.m,
+            ROWS=down.rows, BLOCKS=down.blocks, COPIED=w2_tiles is not None, EVEN=I % up.rows == 0,
+            num_warps=down.warps, num_stages=down.stages, **shared,
             **(scale_constants(layer.w2) | {"GROUP": up.rows}),
         )  # fmt: skip
         return plain.combine(partial, ids, tokens)
@@ -181,6 +188,13 @@ class Fp8Experts:
         }
 
 
+def _described(weight: Fp8Weight, tile: FewTile, columns: int) -> TensorDescriptor | None:
+    """``weight [E, N, K]`` in tiles, if the copy engine is to read it; its rows must be whole 16 bytes."""
+    if not tile.copied or weight.data.shape[2] % 16:
+        return None
+    return TensorDescriptor.from_tensor(weight.data.view(-1, weight.data.shape[2]), [tile.rows, columns])
+
+
 def _groups(size: int) -> int:
     return round_up_power(triton.cdiv(size, GROUP))
 
@@ -201,9 +215,10 @@ def _many_constants(tile: ManyTile) -> dict[str, Any]:
 
 
 def few_tiles(tokens: int, top_k: int, experts: int) -> tuple[FewTile, FewTile]:
-    """Tiles of both products."""
-    height = 16 if tokens * top_k <= 8 * experts else 32
-    return FewTile(height, GROUP, 4 if height == 16 else 8, 3), FewTile(height, GROUP, 4, 4)
+    """Tiles of both products, from what was fastest on an H200."""
+    if tokens * top_k <= 8 * experts:
+        return FewTile(16, GROUP, 4, 3, copied=True), FewTile(16, GROUP, 4, 3)
+    return FewTile(32, GROUP, 4, 3), FewTile(32, GROUP, 4, 4, blocks=4, copied=True)
 
 
 def many_tiles(tokens: int, top_k: int, experts: int) -> tuple[int, ManyTile, ManyTile]:

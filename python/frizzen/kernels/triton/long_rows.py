@@ -117,14 +117,14 @@ class LongRows:
     def prepare_turned(
         self, rope: Rope, cache: KVCache, norms: HeadNorms, sinks: Tensor | None = None
     ) -> Callable[[Tensor, Tensor, Tensor, Tensor, tuple[Any, StepContext | None]], Tensor]:
-        """``rope`` and this together; ``PagedAttention.prepare_turned`` serves steps of one token."""
+        """``rope`` and this together; ``PagedAttention.prepare_turned`` serves steps of single tokens."""
         one = self.paged.prepare_turned(rope, cache, norms, sinks)
         turn, attend = rope.prepare(cache, *norms), self.prepare(cache, sinks)
 
         def turn_and_attend(
             qkv: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, state: tuple[Any, StepContext | None]
         ) -> Tensor:
-            if len(qkv) == 1:
+            if state[0].step.num_single == len(qkv):
                 return one(qkv, cos, sin, slots, state[0])
             turn(qkv, cos, sin, slots)
             return attend(qkv, state)

@@ -15,6 +15,7 @@ from frizzen.kernels.moe_ops import Experts
 from frizzen.kernels.moe_reference import Activation
 from frizzen.kernels.triton import experts as few
 from frizzen.kernels.triton import grouped as many
+from frizzen.kernels.triton import listed
 from frizzen.kernels.triton.launch import Target, precision, round_up_power
 from frizzen.kernels.triton.sorting import sort_pairs
 
@@ -32,6 +33,8 @@ __all__ = [
 
 FEW = 256
 """Most tokens that are served without sorting."""
+_UNLISTED = 64
+"""Most tokens whose experts every program searches for itself."""
 
 
 class OneTile(NamedTuple):
@@ -147,6 +150,8 @@ class MoeExperts:
         partial = torch.empty(tokens * k, H, dtype=x.dtype, device=x.device)
         pairwise = tokens * k < self.experts
         groups = min(tokens * k, self.experts)
+        if tokens > _UNLISTED and not pairwise and up.swap and down.swap:
+            return self._listed(layer, x, weights, ids, up, down)
         shared = {
             "K": k,
             "PAIRWISE": pairwise,
@@ -156,11 +161,31 @@ class MoeExperts:
         few.gate_up_few[(triton.cdiv(I, up.rows), groups)](
             x, layer.w13, layer.b13, ids, act, tokens, x.stride(0), H, I, *self.scalars(),
             BIAS=layer.b13 is not None, CLAMP=self.activation.clamp > 0,
-            **shared, **self._few_constants(up, H),
+            SWAP=up.swap, **shared, **self._few_constants(up, H),
         )  # fmt: skip
         few.down_few[(triton.cdiv(H, down.rows), groups)](
             act, layer.w2, layer.b2, weights, ids, partial, tokens, H, I,
-            BIAS=layer.b2 is not None, **shared, **self._few_constants(down, I),
+            BIAS=layer.b2 is not None, SWAP=down.swap, **shared, **self._few_constants(down, I),
+        )  # fmt: skip
+        return self.combine(partial, ids, tokens)
+
+    def _listed(self, layer: Layer, x: Tensor, weights: Tensor, ids: Tensor, up: Tile, down: Tile) -> Tensor:
+        H, I, k, tokens = self.hidden, self.intermediate, self.top_k, len(x)
+        act = torch.empty(tokens * k, I, dtype=x.dtype, device=x.device)
+        partial = torch.empty(tokens * k, H, dtype=x.dtype, device=x.device)
+        lists = torch.empty(self.experts * (tokens + 1), dtype=torch.int32, device=x.device)
+        counts, pairs = torch.split(lists, [self.experts, self.experts * tokens])
+        listed.list_pairs[(self.experts,)](
+            ids, counts, pairs, tokens, K=k, TOKENS=FEW, TOP=round_up_power(k), num_warps=4,
+            **self.target.options(),
+        )  # fmt: skip
+        listed.gate_up_listed[(triton.cdiv(I, up.rows), self.experts)](
+            x, layer.w13, layer.b13, counts, pairs, act, tokens, x.stride(0), H, I, *self.scalars(),
+            K=k, BIAS=layer.b13 is not None, CLAMP=self.activation.clamp > 0, **self._few_constants(up, H),
+        )  # fmt: skip
+        listed.down_listed[(triton.cdiv(H, down.rows), self.experts)](
+            act, layer.w2, layer.b2, weights, counts, pairs, partial, tokens, H, I,
+            BIAS=layer.b2 is not None, **self._few_constants(down, I),
         )  # fmt: skip
         return self.combine(partial, ids, tokens)
 
@@ -205,7 +230,6 @@ class MoeExperts:
     def _few_constants(self, tile: Tile, size: int) -> dict[str, Any]:
         columns = min(tile.columns, round_up_power(size, 16))
         return {
-            "SWAP": tile.swap,
             "M": tile.m,
             "ROWS": tile.rows,
             "COLUMNS": columns,
@@ -242,7 +266,7 @@ def few_tiles(tokens: int, top_k: int, experts: int, dtype: torch.dtype) -> tupl
         return Tile(False, 16, 32, 32, 4, 2), Tile(False, 16, 32, 32, 4, 2)
     deep = Tile(True, 16 if tokens * top_k <= 8 * experts else 32, 64, 64, 4, 5)
     wide = Tile(True, 16, 64, 128, 4, 3)
-    return (wide if deep.m == 16 else deep), (wide if tokens <= 16 else deep)
+    return (wide if deep.m == 16 else deep._replace(stages=3)), (wide if tokens <= 16 else deep)
 
 
 def many_tiles(tokens: int, top_k: int, experts: int, dtype: torch.dtype) -> tuple[int, ManyTile, ManyTile]:

@@ -22,7 +22,7 @@ from frizzen.kernels.facts import Facts
 from frizzen.kernels.kv_layout import allocate, cache_dtype, token_layout
 from frizzen.kernels.ops import KVCache
 from frizzen.kernels.triton.attention import LOG2E, merge, paged_attention
-from frizzen.kernels.triton.attention_one import attend_one
+from frizzen.kernels.triton.attention_turned import attend_turned
 from frizzen.kernels.triton.launch import Target, precision, round_up_power
 from frizzen.kernels.triton.rope import Rope
 from frizzen.step import StepContext
@@ -40,8 +40,8 @@ _MAX_TILED_SPLITS = 32
 """Most where a row has several tiles; only the shortest would get more, in a variant of their own."""
 _EARLY_TOKENS = 16
 """Most tokens whose attention lets the next kernel start at once: the product behind it holds its weight."""
-_ONE_WARPS = 8
-"""Of a step of one token."""
+_TURNED_PROGRAMS = 4
+"""Fewest programs per multiprocessor that a rotation of their own is as fast for."""
 
 
 HeadNorms = tuple[Tensor | None, Tensor | None, float]
@@ -73,6 +73,13 @@ def _tile_for(pairs: int, programs: int, group: int, head_dim: int, dtype: torch
 def _one_keys(head_dim: int, dtype: torch.dtype) -> int:
     """Keys of a tile of a step of one token: a program holds them, and their values, in registers."""
     return 128 if head_dim <= 128 and dtype != torch.float32 else 32
+
+
+def _turned_tile(programs: int, head_dim: int, dtype: torch.dtype) -> tuple[int, int]:
+    """Keys that a program holds, and warps, where rotation is part of attention."""
+    # Fewer keys and warps, so that more programs are there to wait for memory.
+    keys, warps = (128, 8) if programs < 1 else (64, 4)
+    return min(keys, _one_keys(head_dim, dtype)), warps
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,20 +196,35 @@ class PagedAttention:
     ) -> Callable[[Tensor, Tensor, Tensor, Tensor, _State], Tensor]:
         """``rope`` and this together: ``(qkv, cos, sin, slots, state)`` to what attention returns.
 
-        A step of one token is one launch, unless its context is cut; in others, every key is written before
-        any is read.
+        A step whose rows all have one token is one launch, unless contexts or rows are many; in others, every
+        key is written before any is read.
         """
         turn, attend = rope.prepare(cache, *norms), self.prepare(cache, sinks)
 
         def turn_and_attend(qkv: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, state: _State) -> Tensor:
-            if len(qkv) == 1 and state.launches[0].splits == 1:
-                return self._run_one(rope, qkv, (cos, sin, slots), cache, norms, sinks, state)
+            if self._turns_at_once(len(qkv), state):
+                return self._run_turned(rope, qkv, (cos, sin, slots), cache, norms, sinks, state)
             turn(qkv, cos, sin, slots)
             return attend(qkv, state)
 
         return turn_and_attend
 
-    def _run_one(
+    def _turns_at_once(self, tokens: int, state: _State) -> bool:
+        """Whether each program may turn its row's own token.
+
+        No row may then read a key that another one writes in this step: rows of one token alone do not, see
+        ``unread`` in the scheduler's planner. A longer context is cut, or better read by small tiles.
+        """
+        step = state.step
+        if self.first or step.num_single != tokens or step.num_rows != tokens or state.launches[0].splits > 1:
+            return False
+        return tokens == 1 or (step.max_context <= _SPLIT_FROM and self._programs(tokens) < _TURNED_PROGRAMS)
+
+    def _programs(self, rows: int) -> int:
+        """Per multiprocessor, of so many rows of one tile."""
+        return rows * self.kv_heads // self.target.processors
+
+    def _run_turned(
         self,
         rope: Rope,
         qkv: Tensor,
@@ -213,17 +235,21 @@ class PagedAttention:
         state: _State,
     ) -> Tensor:
         step = state.step
-        out = torch.empty(1, self.heads * self.head_dim, dtype=qkv.dtype, device=qkv.device)
+        rows = len(qkv)
+        keys, warps = _turned_tile(self._programs(rows), self.head_dim, self.dtype)
+        out = torch.empty(rows, self.heads * self.head_dim, dtype=qkv.dtype, device=qkv.device)
         block_stride, token_stride, head_stride, _ = cache.k.stride()
-        attend_one[(self.kv_heads,)](
+        attend_turned[(self.kv_heads, rows)](
             qkv, *angles, cache.k, cache.v, *norms[:2], sinks, out, step.seq_lens, step.block_table,
-            step.block_table.shape[1], block_stride, token_stride, head_stride, self.scale * LOG2E.value,
+            step.block_table.shape[1], qkv.stride(0), angles[0].stride(0), step.block_table.stride(0),
+            block_stride, token_stride, head_stride, self.scale * LOG2E.value,
             self.softcap, norms[2],
             GROUP=self._group, D=self.head_dim, HALF=rope.rotary_dim // 2, WINDOW=self.window,
             SINKS=sinks is not None, SOFTCAP=self.softcap > 0, BLOCK_SIZE=self.block_size,
             NORM=norms[0] is not None, BLOCK_M=state.launches[0].tile.m,
-            BLOCK_N=_one_keys(self.head_dim, self.dtype), BLOCK_D=round_up_power(self.head_dim, 16),
-            PRECISION=precision(self.dtype), num_warps=_ONE_WARPS, num_stages=2, **self.target.options(),
+            BLOCK_N=keys, BLOCK_D=round_up_power(self.head_dim, 16),
+            EARLY=rows <= _EARLY_TOKENS, PRECISION=precision(self.dtype), num_warps=warps,
+            num_stages=2, **self.target.options(),
         )  # fmt: skip
         return out
 
@@ -232,8 +258,7 @@ class PagedAttention:
         return self.heads // self.kv_heads
 
     def _launch(self, step: StepContext, first: int, last: int, tokens: int, max_query: int) -> _Launch:
-        programs = (last - first) * self.kv_heads // self.target.processors
-        tile = self.tile(max_query * self._group, programs)
+        tile = self.tile(max_query * self._group, self._programs(last - first))
         per_tile = max(tile.m // self._group, 1)
         search = max_query > per_tile
         tiles = tokens // per_tile + last - first if search else last - first

@@ -242,7 +242,7 @@ class Router:
         if not tokens:
             return weights, ids
         wide = round_up_power(self.experts, 16)
-        tile, splits, share = self._cut(tokens)
+        tile, columns, splits, share = self._cut(tokens, gate.weight.itemsize)
         partial = squares = None
         if splits > 1:
             partial = torch.empty(tokens * splits * wide, dtype=torch.float32, device=x.device)
@@ -255,21 +255,27 @@ class Router:
             E=self.experts, K=routing.top_k, SCORING=routing.scoring, RENORMALIZE=routing.renormalize,
             GROUPS=routing.groups, TOP_GROUPS=routing.top_groups, BIAS=gate.bias is not None,
             CORRECTION=gate.correction is not None, VALID=valid is not None, NORM=norm is not None,
-            ADD=residual is not None, SPLITS=splits, TOKENS=tile, EXPERTS=wide, COLUMNS=_COLUMNS,
+            ADD=residual is not None, SPLITS=splits, TOKENS=tile, EXPERTS=wide, COLUMNS=columns,
             WIDE=min(8192 // tile, round_up_power(self.hidden)), TOP=round_up_power(routing.top_k),
             PRECISION=precision(gate.weight.dtype), num_warps=_warps(tile, wide), num_stages=3,
             **self.target.options(),
         )  # fmt: skip
         return weights, ids
 
-    def _cut(self, tokens: int) -> tuple[int, int, int]:
-        """Tokens of a tile, slices of the hidden size, columns of a slice: more slices for fewer tokens."""
+    def _cut(self, tokens: int, itemsize: int) -> tuple[int, int, int, int]:
+        """Tokens of a tile, columns of a step, slices of the hidden size, columns of a slice.
+
+        More slices for fewer tokens.
+        """
+        wide = round_up_power(self.experts, 128)
         if tokens > _SPLIT_TOKENS:
             # Wider routers get lower tiles: scores and keys of a tile stay in registers.
-            return max(16, 8192 // round_up_power(self.experts, 128)), 1, self.hidden
-        share = triton.cdiv(triton.cdiv(self.hidden, 32 if tokens == 1 else 8), _COLUMNS) * _COLUMNS
-        tile = 1 if tokens == 1 else 4 if tokens <= _NORMED_TOKENS else 16
-        return tile, triton.cdiv(self.hidden, share), share
+            return max(16, 8192 // wide), _COLUMNS, 1, self.hidden
+        tile = 1 if tokens == 1 else 4 if tokens <= _NORMED_TOKENS else 8 if tokens <= _LOW_TOKENS else 16
+        # Longer steps wait for memory less often, where three of them fit into shared memory.
+        columns = 2 * _COLUMNS if tile == 8 and wide * itemsize <= _LONG_STEPS else _COLUMNS
+        share = triton.cdiv(triton.cdiv(self.hidden, 32 if tokens == 1 else 8), columns) * columns
+        return tile, columns, triton.cdiv(self.hidden, share), share
 
 
 def _warps(tile: int, experts: int) -> int:
@@ -280,7 +286,12 @@ def _warps(tile: int, experts: int) -> int:
 
 
 _COLUMNS = 64
+"""Of a step."""
+_LONG_STEPS = 256
+"""Most bytes of a column of the gate in steps of twice as many columns."""
 _NORMED_TOKENS = 64
 """Most tokens whose norm is part of the router: the last program of a tile stores it alone."""
+_LOW_TOKENS = 256
+"""Most tokens in tiles of 8, whose last programs have half as many to choose for."""
 _SPLIT_TOKENS = 512
 """Up to here there are too few tiles of tokens to keep the device busy, so the hidden size is cut as well."""

@@ -1,9 +1,9 @@
-"""One token: norms, rotation, cache write and attention in one launch.
+"""Rows of one token each: norms, rotation, cache write and attention in one launch.
 
-What a step of several tokens must not do is safe for one: nobody else reads what is written here. A program
-takes a key-value head; it turns its own queries, and its token's key and value go
-from registers into the sum. The keys of the tokens before were there when the step began: a program loads
-the first of them before it waits.
+A program takes a key-value head of a row; it turns its own queries, and its token's key and value go
+from registers into the sum. Nobody else may read what is written here: of no other row of the step is a key
+that this row writes. The keys of the tokens before were there when the step began: a program loads the first
+of them before it waits.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from frizzen.kernels.triton.attention import LOG2E, _attend_keys, mean
 from frizzen.kernels.triton.launch import await_inputs, multiply_add, release_next
 from frizzen.kernels.triton.rope import to_cache
 
-__all__ = ["attend_one"]
+__all__ = ["attend_turned"]
 
 
 @triton.jit
@@ -53,21 +53,29 @@ def _attend_held(
 
 
 @triton.jit(
-    do_not_specialize=["columns"],
+    do_not_specialize=["columns", "blocks_stride"],
     do_not_specialize_on_alignment=["slots", "cos", "sin", "seq_lens", "block_table"],
 )
-def attend_one(
+def attend_turned(
     qkv, cos, sin, slots, keys, values, q_norm, k_norm, sinks, out, seq_lens, block_table, columns,
-    block_stride, token_stride, head_stride, scale, softcap, eps,
+    qkv_stride, angle_stride, blocks_stride, block_stride, token_stride, head_stride, scale, softcap, eps,
     GROUP: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr,
     SOFTCAP: tl.constexpr, BLOCK_SIZE: tl.constexpr, NORM: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, EARLY: tl.constexpr, PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    """The token's heads of one key-value head; ``scale`` has the factor of the base-2 softmax in it."""
+    """One row's heads of one key-value head; ``scale`` has the factor of the base-2 softmax in it."""
     kv_head = tl.program_id(0)
     kv_heads = tl.num_programs(0)
-    release_next(PDL)
-    context = tl.load(seq_lens)
+    token = tl.program_id(1).to(tl.int64)
+    if EARLY:
+        release_next(PDL)
+    qkv += token * qkv_stride
+    cos += token * angle_stride
+    sin += token * angle_stride
+    out += token * kv_heads * GROUP * D
+    block_table += token * blocks_stride
+    context = tl.load(seq_lens + token)
     last = context - 1
     start = 0
     if WINDOW > 0:
@@ -115,7 +123,7 @@ def attend_one(
     own_value = tl.load(own_at + kv_heads * D + column[None, :], mask=wide[None, :], other=0.0)
     cosine = tl.load(cos + angle, mask=turned, other=1.0)[None, :]
     sine = tl.load(sin + angle, mask=turned, other=0.0)
-    slot = tl.load(slots).to(tl.int64)
+    slot = tl.load(slots + token).to(tl.int64)
     sine = tl.where(first_half, -sine, sine)[None, :]
     q = _turn(q, q_pair, q_gain, q_pair_gain, cosine, sine, D, eps, NORM).to(qkv.dtype.element_ty)
     own_key = _turn(own_key, own_pair, k_gain, k_pair_gain, cosine, sine, D, eps, NORM)
@@ -137,6 +145,8 @@ def attend_one(
         D, WINDOW, SOFTCAP, True, False, BLOCK_SIZE, BLOCK_N, BLOCK_D, PRECISION,
     )  # fmt: skip
 
+    if not EARLY:
+        release_next(PDL)
     sink = tl.load(sinks + head, mask=real, other=0.0).to(tl.float32) if SINKS else norm
     found = mean(total, peak, norm, sink, SINKS)
     tl.store(out + head[:, None] * D + column[None, :], found.to(out.dtype.element_ty), mask=mask)
