@@ -62,6 +62,9 @@ class Steps:
     """When each step's results were there, how many rows and tokens it had, and, if counted, sampled."""
 
     ends: list[tuple[float, int, int, int]] = field(default_factory=list)
+    after: Callable[[], None] | None = None
+    """Is called after each step: the engine knows the worker's methods since its start, so that none of them
+    can be replaced later."""
 
     def clear(self) -> None:
         """Forgets the steps so far."""
@@ -99,13 +102,20 @@ def observed(
     def build(*begun: Any) -> Worker:
         worker = original(*begun)
         collect = worker.collect
+        counts: dict[int, Any] = {}
 
         def timed(index: int) -> None:
             collect(index)
-            arena = worker._arenas[index]
-            header, now = arena.header(), time.perf_counter()
-            sampled = sum(arena.host.num_sampled[: header.num_rows].tolist()) if counting else 0
+            arena, now = worker._arenas[index], time.perf_counter()
+            header, sampled = arena.header(), 0
+            if counting:
+                # By NumPy: with drafts the device waits meanwhile.
+                if index not in counts:
+                    counts[index] = arena.host.num_sampled.numpy()
+                sampled = int(counts[index][: header.num_rows].sum())
             steps.ends.append((now, header.num_rows, header.num_tokens, sampled))
+            if steps.after is not None:
+                steps.after()
 
         worker.collect = timed  # type: ignore[method-assign]
         if watch is not None:

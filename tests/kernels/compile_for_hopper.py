@@ -16,7 +16,7 @@ from triton.runtime.jit import JITFunction
 
 from frizzen.kernels.moe_reference import Activation
 from frizzen.kernels.triton.launch import Target
-from frizzen.speculate.drafter import Asking, DraftBlocks, Seen
+from frizzen.speculate.drafter import Asking, DraftBlocks, Proposed, Seen
 from frizzen.step import StepContext
 from frizzen.worker.arena import Arena
 from frizzen.worker.buffers import StepBuffers
@@ -81,6 +81,8 @@ def around_decodes() -> None:
     plan = Arena(layout(max_rows=4, max_tokens=16, max_drafts=3), cpu, mirrored=True).device
     buffers = StepBuffers.allocate(plan, PersistentBatch(4, 8, 128, 50, cpu))
     steps.fill_step(buffers, shape)
+    steps.angles(buffers.positions[:12], torch.zeros(32), 1.0, 1)
+    steps.largest(torch.zeros(12, 50), torch.arange(50))
     maximum, tokens = steps.largest(torch.zeros(12, 50))
     for acceptance in (None, torch.tensor(2.0, dtype=torch.float64)):
         greedy = Greedy(shape, plan, buffers.batch, buffers.ids[:12], maximum, tokens, acceptance)
@@ -89,6 +91,7 @@ def around_decodes() -> None:
     drafts.lay_out(Asking(step, rows, rows, rows, DraftBlocks.of(8, 3, 16), 3))
     states, seen = torch.zeros(12, 64, dtype=HALF), Seen(tokens, step, maximum, (), rows)
     drafts.keep(states, states, seen, 16)
+    drafts.write_proposed(Proposed(tokens[:4, None]), rows, plan)
     for filled in (False, True):
         drafts.before(states, states, seen, 16, states, filled=filled)
 

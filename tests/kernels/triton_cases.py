@@ -37,13 +37,15 @@ from frizzen.kernels.ops import (
 from frizzen.kernels.plan import default_registry
 from frizzen.kernels.problems import SHAPES, disagreement, paged_step
 from frizzen.kernels.reference import CANDIDATES as REFERENCE
+from frizzen.layers.rotary import angles
 from frizzen.quantize.fp8 import quantize
-from frizzen.speculate.drafter import Asking, DraftBlocks, Seen, lay_out
+from frizzen.speculate.drafter import Asking, DraftBlocks, Proposed, Seen, lay_out
 from frizzen.speculate.fused import _Carry
 from frizzen.step import StepContext
 from frizzen.worker.arena import Arena, Header
 from frizzen.worker.buffers import StepBuffers, fill
 from frizzen.worker.lattice import Shape
+from frizzen.worker.results import write_proposed_by_torch
 from frizzen.worker.rows import PersistentBatch
 from frizzen.worker.tail import Greedy, end_rows
 from tests.kernels import fake_deep_gemm
@@ -497,6 +499,11 @@ def decode_plan(widths: Sequence[int], shape: Shape, seed: int) -> StepBuffers:
     plan.query_start[: len(ends)] = ends
     plan.header[Header._fields.index("num_rows")] = len(widths)
     plan.header[Header._fields.index("num_tokens")] = sum(widths)
+    # Changes of rows in the step and of others, no two of one place.
+    places = torch.randperm(len(plan.rows) * 37, generator=of)[: 100 * (seed % 3)]
+    plan.block_rows[: len(places)], plan.block_columns[: len(places)] = places // 37, places % 37
+    random(plan.block_ids, 500, 900)
+    plan.header[Header._fields.index("num_blocks")] = len(places)
     return StepBuffers.allocate(plan, batch)
 
 
@@ -519,6 +526,7 @@ def case_a_step_is_brought_to_the_shape_of_its_graph() -> None:
         assert ours.ids[: shape.tokens].equal(wanted.ids[: shape.tokens])
         real = len(widths)
         assert ours.block_table[:real].equal(wanted.block_table[:real])
+        assert ours.batch.block_table.equal(wanted.batch.block_table)
         untouched = [ours.plan.seq_lens[shape.rows :], ours.plan.slots[shape.tokens :]]
         assert all(part.bool().all() for part in untouched)
 
@@ -540,14 +548,43 @@ def case_rows_of_a_greedy_step_get_what_torch_gives_them() -> None:
                 forced = None if acceptance is None else torch.tensor(acceptance, dtype=torch.float64)
                 forced = None if forced is None else forced.to(DEVICE)
                 step = Greedy(shape, buffers.plan, buffers.batch, ids, maximum, tokens, forced)
-                last, rejected = by(step)
+                ended = by(step)
                 plan, real = buffers.plan, len(widths)
                 counts = plan.num_sampled[:real]
                 counted = torch.arange(plan.sampled.shape[1], device=DEVICE) < counts[:, None]
                 found.append([plan.sampled[:real].masked_fill(~counted, 0), counts, plan.row_status[:real]])
-                found[-1] += [last[:real], rejected, buffers.batch.last_sampled[:-1]]
+                found[-1] += [ended.last[:real], *ended[1:], buffers.batch.last_sampled[:-1]]
             for ours, wanted in zip(*found, strict=True):
                 assert ours.equal(wanted), (widths, acceptance)
+
+
+def case_angles_are_those_of_torch() -> None:
+    of = torch.Generator().manual_seed(0)
+    frequencies = (1 / 1e4 ** torch.linspace(0, 1, 24)).to(DEVICE)
+    for tokens, most in ((1, 3), (7, 40_000), (129, 300_000)):
+        positions = torch.randint(0, most, (2 * tokens,), generator=of).to(DEVICE)[tokens:]
+        for scale in (1.0, 1.3):
+            for behind in (0, 1):
+                found = steps.angles(positions, frequencies, scale, behind)
+                wanted = angles(positions, frequencies, scale, behind)
+                for ours, theirs in zip(found, wanted, strict=True):
+                    torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-6)
+
+
+def case_proposals_are_written_as_torch_writes_them() -> None:
+    of = torch.Generator().manual_seed(0)
+    for rows, count, known in ((1, 1, False), (3, 4, True), (5, 2, True), (6, 4, False)):
+        tokens = torch.randint(0, 50, (rows, count), generator=of).to(DEVICE)
+        chances = torch.rand(rows, count, generator=of).to(DEVICE) if known else None
+        step_rows = torch.randperm(8, generator=of)[:rows].to(DEVICE)
+        found = []
+        for by in (drafts.write_proposed, write_proposed_by_torch):
+            out = Arena(layout(max_rows=8, max_tokens=40, max_drafts=4), torch.device(DEVICE)).device
+            out.num_sampled.copy_(torch.arange(8) % 3)
+            by(Proposed(tokens, chances), step_rows, out)
+            found.append((out.num_proposed, out.proposed, out.proposed_confidence.nan_to_num(7)))
+        for ours, wanted in zip(*found, strict=True):
+            assert ours.equal(wanted)
 
 
 def case_the_largest_logit_is_the_first_of_the_largest() -> None:
@@ -564,6 +601,8 @@ def case_the_largest_logit_is_the_first_of_the_largest() -> None:
         finite = wanted.isfinite()
         assert tokens[finite].equal(ids[finite])
         assert ((tokens >= 0) & (tokens < size)).all()
+        ids = torch.arange(size, device=DEVICE) * 3 + 1
+        assert steps.largest(logits, ids)[1].equal(ids[tokens])
 
 
 def case_drafts_stand_where_torch_puts_them() -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
 from frizzen.models.config import RopeConfig
 
-__all__ = ["Rotary"]
+__all__ = ["Rotary", "angles"]
 
 
 class Rotary:
@@ -28,13 +29,28 @@ class Rotary:
         self.frequencies = frequencies.to(device)
         """``[R / 2]`` float32, radians per token."""
         self._scale = _scale(config)
+        self._angles = angles
+        if device.type == "cuda" and find_spec("triton") is not None:
+            from frizzen.kernels.triton import steps
 
-    def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """``positions [T]`` -> cosine and sine, ``[T, R / 2]`` float32, scaled where the rule says so."""
-        angles = positions.float().unsqueeze(1) * self.frequencies
-        if self._scale == 1.0:
-            return angles.cos(), angles.sin()
-        return angles.cos().mul_(self._scale), angles.sin().mul_(self._scale)
+            self._angles = steps.angles
+
+    def angles(self, positions: Tensor, behind: int = 0) -> tuple[Tensor, Tensor]:
+        """``positions [T]`` -> cosine and sine, ``[T, R / 2]`` float32, scaled where the rule says so.
+
+        Those of the positions ``behind`` tokens before, and of 0 where there is none.
+        """
+        return self._angles(positions, self.frequencies, self._scale, behind)
+
+
+def angles(positions: Tensor, frequencies: Tensor, scale: float, behind: int) -> tuple[Tensor, Tensor]:
+    """See ``Rotary.angles``; by torch's operators, on any device."""
+    if behind:
+        positions = (positions - behind).clamp_(min=0)
+    turned = positions.float().unsqueeze(1) * frequencies
+    if scale == 1.0:
+        return turned.cos(), turned.sin()
+    return turned.cos().mul_(scale), turned.sin().mul_(scale)
 
 
 def _frequencies(config: RopeConfig) -> Tensor:

@@ -153,8 +153,9 @@ class Eagle3Head:
         self, ids: Tensor, states: Tensor, cos: Tensor, sin: Tensor, step: StepContext, state: Any
     ) -> tuple[Tensor, Tensor]:
         normed = self.state_norm(states, None)
-        stream = normed.clone() if self.norm_before_residual else states.clone()
         queries = self.attention.write_normed(self._enter(ids, normed), cos, sin, step.slots)
+        # Both have been read: the stream may be written over either.
+        stream = normed if self.norm_before_residual else states
         return self.mlp.forward(self.attention.read(queries, state), stream, step.valid)
 
     def run(self, ids: Tensor, states: Tensor, cos: Tensor, sin: Tensor, step: StepContext) -> Tensor:

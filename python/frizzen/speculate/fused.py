@@ -72,7 +72,10 @@ class FusedHead(Protocol):
     def forward(
         self, ids: Tensor, states: Tensor, cos: Tensor, sin: Tensor, step: StepContext
     ) -> tuple[Tensor, Tensor]:
-        """The states ``[R, state_size]`` that the entries give, and logits ``[R, Vd]`` float32."""
+        """The states ``[R, state_size]`` that the entries give, and logits ``[R, Vd]`` float32.
+
+        Those given may be written over.
+        """
 
     def run(self, ids: Tensor, states: Tensor, cos: Tensor, sin: Tensor, step: StepContext) -> Tensor:
         """The states of ``forward``; for the layer before another one."""
@@ -154,7 +157,7 @@ class FusedDrafter:
         return drafts
 
     def _angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        return self._heads[0].rotary.angles((positions - 1).clamp(min=0))
+        return self._heads[0].rotary.angles(positions, behind=1)
 
 
 class _Carry:

@@ -23,8 +23,7 @@ __all__ = ["Chooser", "Kept", "certain", "greedy"]
 
 def greedy(logits: Tensor, place: int, ids: Tensor | None = None) -> Tensor:
     """The likeliest token of each row; the lowest id of the drafter's among equals."""
-    _, tokens = largest(logits)
-    return tokens if ids is None else ids[tokens]
+    return largest(logits, ids)[1]
 
 
 def certain(rows: DraftRows, vocab_size: int, method: str) -> Judge:

@@ -1,7 +1,8 @@
 """The inputs of a decode step at fixed addresses, for graphs: where they can be, the plan's own sections.
 
-``fill`` is part of a graph. It brings the step that the plan holds up to the graph's shape, whatever its rows
-and tokens are, from what the device knows alone: the host does nothing between two replays but write plans.
+``fill`` is part of a graph. It changes the block table as the plan says, and brings the plan's step up to the
+graph's shape, whatever its rows and tokens are, from what the device knows alone: the host does nothing
+between two replays but write plans.
 
 Padding is inert: its KV goes to the null block, its rows have no context, ``valid`` keeps it from experts.
 """
@@ -15,7 +16,7 @@ from importlib.util import find_spec
 import torch
 
 from frizzen.step import StepContext
-from frizzen.worker.arena import Header, Sections, num_rows, num_tokens
+from frizzen.worker.arena import Header, Sections, num_blocks, num_rows, num_tokens
 from frizzen.worker.lattice import Shape
 from frizzen.worker.rows import PersistentBatch
 
@@ -48,6 +49,11 @@ class StepBuffers:
     def total(self) -> torch.Tensor:
         """``[1]`` int32, its tokens."""
         return num_tokens(self.plan)
+
+    @property
+    def changes(self) -> torch.Tensor:
+        """``[1]`` int32, its changes of the block table."""
+        return num_blocks(self.plan)
 
     @classmethod
     def allocate(cls, plan: Sections, batch: PersistentBatch) -> StepBuffers:
@@ -117,4 +123,17 @@ def fill(buffers: StepBuffers, shape: Shape) -> None:
     ids = torch.where(ids < 0, batch.last_sampled[owners[owner]], ids)
     buffers.ids[:tokens] = ids.masked_fill_(~is_token, 0)
     buffers.positions[:tokens] = torch.where(is_token, plan.positions[:tokens], 0)
+    _change_blocks(buffers)
     torch.index_select(batch.block_table, 0, owners, out=buffers.block_table[:rows])
+
+
+def _change_blocks(buffers: StepBuffers) -> None:
+    """As ``PersistentBatch.change_blocks``, for a number of changes that only the device knows."""
+    plan, table = buffers.plan, buffers.batch.block_table
+    entries = table.view(-1)
+    # Those past the last change are the last change again, or change nothing.
+    change = torch.arange(len(plan.block_rows), device=table.device)
+    change = change.minimum((buffers.changes.long() - 1).clamp(min=0))
+    places = plan.block_rows[change].long() * table.shape[1] + plan.block_columns[change]
+    places = torch.where(buffers.changes > 0, places, 0)
+    entries.index_copy_(0, places, torch.where(buffers.changes > 0, plan.block_ids[change], entries[places]))

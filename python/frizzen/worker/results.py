@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import torch
 
 from frizzen.speculate.drafter import Proposed
@@ -9,7 +11,7 @@ from frizzen.speculate.verify import DraftRows, Verified
 from frizzen.worker.arena import Results, Sections
 from frizzen.worker.sampler import Sampled
 
-__all__ = ["write", "write_proposed", "write_verified"]
+__all__ = ["write", "write_proposed", "write_proposed_by_torch", "write_verified"]
 
 
 def write_verified(sampled: Sampled, verified: Verified, out: Sections, drafts: DraftRows) -> Results:
@@ -59,6 +61,16 @@ def write(sampled: Sampled, out: Sections, places: torch.Tensor | None) -> Resul
 
 def write_proposed(proposed: Proposed, step_rows: torch.Tensor, out: Sections) -> None:
     """Writes the proposals for the step's rows ``step_rows`` ``[R]``, whose samples are written already."""
+    if out.proposed.device.type == "cuda" and find_spec("triton") is not None:
+        from frizzen.kernels.triton import drafts
+
+        drafts.write_proposed(proposed, step_rows, out)
+        return
+    write_proposed_by_torch(proposed, step_rows, out)
+
+
+def write_proposed_by_torch(proposed: Proposed, step_rows: torch.Tensor, out: Sections) -> None:
+    """The same by torch's operators, on any device."""
     count = proposed.tokens.shape[1]
     # A row that failed has no next token to draft after.
     fine = out.num_sampled.index_select(0, step_rows) > 0

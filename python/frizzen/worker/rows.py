@@ -49,8 +49,16 @@ class PersistentBatch:
 
     def update(self, arena: Arena, header: Header) -> None:
         """Applies the step's admissions, then its changes of the block table."""
+        self.admit(arena, header)
+        self.change_blocks(arena, header)
+
+    def admit(self, arena: Arena, header: Header) -> None:
+        """Applies the step's admissions."""
         if header.num_admits:
             self._admit(arena, header.num_admits)
+
+    def change_blocks(self, arena: Arena, header: Header) -> None:
+        """Applies the step's changes of the block table, which come after its admissions."""
         if header.num_blocks:
             changes = arena.device
             count = header.num_blocks

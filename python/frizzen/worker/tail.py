@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 
 from frizzen.kernels.largest import largest
-from frizzen.speculate.drafter import Seen
+from frizzen.speculate.drafter import Proposed, Seen
 from frizzen.speculate.drafting import Drafting, Sampling
 from frizzen.speculate.verify import DraftRows, forced, verify
 from frizzen.worker.arena import Sections, num_rows
@@ -33,7 +33,7 @@ from frizzen.worker.lattice import Shape
 from frizzen.worker.results import write_proposed
 from frizzen.worker.rows import PersistentBatch
 
-__all__ = ["Greedy", "Tails", "end_nothing", "end_rows"]
+__all__ = ["Ended", "Greedy", "Tails", "end_nothing", "end_rows"]
 
 
 class _Key(NamedTuple):
@@ -68,17 +68,28 @@ class Greedy:
         return len(self.batch.last_sampled) - 1
 
 
-EndRows = Callable[[Greedy], tuple[torch.Tensor, torch.Tensor]]
+class Ended(NamedTuple):
+    """What the rows of a step, padding included, have come to; all int64 ``[B]``."""
+
+    last: torch.Tensor
+    """The last token that counts."""
+    ends: torch.Tensor
+    """The tokens that count."""
+    persistent: torch.Tensor
+    """Which persistent rows they are."""
+    step_rows: torch.Tensor
+    """From 0 on."""
 
 
-def end_rows(step: Greedy) -> tuple[torch.Tensor, torch.Tensor]:
-    """Writes what the rows get, and makes it what they sampled last; by torch's operators, on any device.
+EndRows = Callable[[Greedy], Ended]
 
-    Returns the last token that counts, and how many drafts do not, both int64 ``[B]``.
-    """
+
+def end_rows(step: Greedy) -> Ended:
+    """Writes what the rows get, and makes it what they sampled last; by torch's operators, on any device."""
     plan, (rows, width) = step.plan, step.shape[:2]
     finite = step.maximum.abs() < torch.inf
-    real = torch.arange(rows, device=finite.device) < step.count
+    step_rows = torch.arange(rows, device=finite.device)
+    real = step_rows < step.count
     drafts = DraftRows.of_decode(plan.query_start[: rows + 1], step.ids, real, width)
     accept = None
     if step.acceptance is not None:
@@ -90,7 +101,8 @@ def end_rows(step: Greedy) -> tuple[torch.Tensor, torch.Tensor]:
     plan.row_status[:rows] = verified.num_sampled == 0
     step.batch.last_sampled.index_copy_(0, persistent, verified.last)
     reached = verified.num_sampled.clamp(min=1) - 1
-    return verified.last, drafts.index[:, -1] - drafts.index[:, 0] - reached
+    rejected = drafts.index[:, -1] - drafts.index[:, 0] - reached
+    return Ended(verified.last, plan.seq_lens[:rows] - rejected, persistent, step_rows)
 
 
 def _end_rows_on(device: torch.device) -> EndRows:
@@ -110,6 +122,8 @@ def end_nothing(buffers: StepBuffers, acceptance: torch.Tensor | None) -> None:
     buffers.fill(shape)
     maximum, tokens = largest(torch.zeros(1, 2, device=one.device))
     _end_rows_on(one.device)(Greedy(shape, buffers.plan, batch, one, maximum, tokens, acceptance))
+    if buffers.plan.proposed.shape[1]:
+        write_proposed(Proposed(one[:, None]), one, buffers.plan)
 
 
 class Tails:
@@ -136,8 +150,6 @@ class Tails:
         self._forward = graphs
         self._drafting = drafting
         self._acceptance = acceptance
-        self._padding = len(batch.last_sampled) - 1
-        """The persistent row of rows that are padding."""
         self._end_rows = _end_rows_on(batch.last_sampled.device)
         self._graphs: dict[_Key, Graph] = {}
         self._missed: tuple[_Key, Replayed] | None = None
@@ -198,16 +210,13 @@ class Tails:
         if self._drafting is not None:
             hidden, taps = self._drafting.split(forward.output)
         maximum, tokens = largest(self._logits(hidden))
-        last, rejected = self._end_rows(
-            Greedy(shape, plan, self._batch, ids, maximum, tokens, self._acceptance)
-        )
+        ended = self._end_rows(Greedy(shape, plan, self._batch, ids, maximum, tokens, self._acceptance))
         if self._drafting is not None:
-            rows = torch.arange(shape.rows, device=tokens.device)
-            persistent = torch.where(rows < num_rows(plan), plan.rows[: shape.rows].long(), self._padding)
-            sampling = Sampling(rows, persistent, last, real=num_rows(plan))
-            seen = Seen(ids, step, hidden, taps, ends=step.seq_lens - rejected)
+            sampling = Sampling(ended.step_rows, ended.persistent, ended.last, real=num_rows(plan))
+            seen = Seen(ids, step, hidden, taps, ends=ended.ends)
             proposed = self._drafting.propose(seen, sampling, propose)
-            plan.num_proposed[: shape.rows] = 0
-            if proposed is not None:
-                write_proposed(proposed, rows, plan)
+            if proposed is None:
+                plan.num_proposed[: shape.rows] = 0
+            else:
+                write_proposed(proposed, ended.step_rows, plan)
         return plan.num_sampled[: shape.rows]

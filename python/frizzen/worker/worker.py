@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
-from frizzen.speculate.drafter import Seen
+from frizzen.speculate.drafter import Proposed, Seen
 from frizzen.speculate.drafting import Drafting, Sampling
 from frizzen.speculate.proposals import certain
 from frizzen.speculate.rejection import Judge
@@ -133,8 +133,11 @@ class Worker:
                 self._model.logits, self._batch, self._graphs, self._drafting, self._acceptance
             )
             self._tails.warm_up()
-            # The engine is not ready yet.
-            self._late_compiles.clear()
+        elif self._drafting is not None:
+            nothing = torch.zeros(1, 1, dtype=torch.int64, device=self._device)
+            write_proposed(Proposed(nothing), nothing[0], first.device)
+        # The engine is not ready yet.
+        self._late_compiles.clear()
         return [arena.address for arena in self._arenas]
 
     @torch.inference_mode()
@@ -151,7 +154,7 @@ class Worker:
         arena = self._arenas[index]
         header = arena.header()
         arena.upload(admissions=header.num_admits > 0)
-        self._batch.update(arena, header)
+        self._batch.admit(arena, header)
         if self._drafting is not None and header.num_admits:
             self._drafting.admit(arena.device.admit_rows[: header.num_admits].long())
         computed = self._compute(index, arena, header)
@@ -164,6 +167,8 @@ class Worker:
         """The forward pass."""
         if self._graphs is not None and (hidden := self._graphs.replay(header)) is not None:
             return _Step(index, header, *self._graphs.buffers.inputs(header), hidden)
+        # A graph does this by itself.
+        self._batch.change_blocks(arena, header)
         ids, step = step_inputs(arena, header, self._batch, self._block_size)
         return _Step(index, header, ids, step, self._model.forward(ids, step))
 

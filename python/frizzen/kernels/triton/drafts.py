@@ -1,7 +1,7 @@
-"""Where drafts stand, and the states that fused drafters carry from step to step, each in one launch.
+"""Where drafts stand, what fused drafters carry from step to step, and results: each in one launch.
 
-See ``speculate.drafter.lay_out`` and ``speculate.fused``, which have the same in torch's operators: dozens of
-small kernels, more than a draft's own on a fast device.
+See ``speculate.drafter.lay_out``, ``speculate.fused`` and ``worker.results.write_proposed``, which have the
+same in torch's operators: dozens of small kernels, more than a draft's own on a fast device.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from frizzen.kernels.triton.steps import owner_of
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from frizzen.speculate.drafter import Asking, Seen, Spots
+    from frizzen.speculate.drafter import Asking, Proposed, Seen, Spots
+    from frizzen.worker.arena import Sections
 
-__all__ = ["before", "keep", "lay_out"]
+__all__ = ["before", "keep", "lay_out", "write_proposed"]
 
 COLUMNS = 256
 """Columns of a block table that are written at once."""
@@ -153,3 +154,33 @@ def keep(states: Tensor, carried: Tensor, seen: Seen, block_size: int) -> None:
         states, carried, step.positions, step.slots, step.query_start, seen.ends, step.num_rows,
         step.num_rows.bit_length(), size, SIZE=block_size, BLOCK=round_up_power(size), num_warps=8,
     )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["count", "stride", "known"])
+def _write_proposed(
+    tokens, confidence, step_rows, num_sampled, num_proposed, proposed, proposed_confidence, count, stride,
+    known, SPAN: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    of_step = tl.load(step_rows + row)
+    # A row that failed has no next token to draft after.
+    fine = tl.load(num_sampled + of_step) > 0
+    tl.store(num_proposed + of_step, tl.where(fine, count, 0))
+    place = tl.arange(0, SPAN)
+    inside = place < count
+    token = tl.load(tokens + row * count + place, mask=inside, other=0)
+    chance = tl.load(confidence + row * count + place, mask=inside & (known > 0), other=float("nan"))
+    tl.store(proposed + of_step * stride + place, token.to(tl.int32), mask=inside)
+    tl.store(proposed_confidence + of_step * stride + place, chance, mask=inside)
+
+
+def write_proposed(drafts: Proposed, step_rows: Tensor, out: Sections) -> None:
+    """See ``worker.results.write_proposed``."""
+    (rows, count), stride, chances = drafts.tokens.shape, out.proposed.shape[1], drafts.confidence
+    if rows:
+        _write_proposed[(rows,)](
+            drafts.tokens.contiguous(),
+            out.proposed_confidence if chances is None else chances.contiguous(),
+            step_rows, out.num_sampled, out.num_proposed, out.proposed, out.proposed_confidence, count,
+            stride, int(chances is not None), SPAN=round_up_power(stride), num_warps=1,
+        )  # fmt: skip

@@ -2,7 +2,7 @@
 
 ``fill_step`` brings the plan's step to a graph's shape, see ``worker.buffers``; ``end_rows`` decides what the
 rows of a greedy step get, see ``worker.tail``. Launched by torch's operators these are ten and seventy small
-kernels, which is a tenth of the step of a single row.
+kernels, which is a tenth of the step of a single row. ``angles`` are those of ``layers.rotary``.
 """
 
 from __future__ import annotations
@@ -18,18 +18,20 @@ from frizzen.kernels.triton.launch import round_up_power
 if TYPE_CHECKING:
     from frizzen.worker.buffers import StepBuffers
     from frizzen.worker.lattice import Shape
-    from frizzen.worker.tail import Greedy
+    from frizzen.worker.tail import Ended, Greedy
 
-__all__ = ["end_rows", "fill_step", "largest"]
+__all__ = ["angles", "end_rows", "fill_step", "largest"]
 
-PARTS = 16
+PARTS = 64
 """Programs that share the logits of a token."""
-LOGITS = 1024
+LOGITS = 512
 """Logits that a program looks at together."""
 TOKENS = 32
 """Tokens of a program."""
 COLUMNS = 1024
-"""Columns of a block table that are copied at once."""
+"""Columns of a block table, and changes of it, that are brought over at once."""
+ANGLES = 256
+"""Angles of a program."""
 
 
 @triton.jit
@@ -53,18 +55,17 @@ def owner_of(token, query_start, num_rows, bits):
     return low
 
 
-@triton.jit(do_not_specialize=["tokens", "width", "columns", "bits"])
+@triton.jit(do_not_specialize=["tokens", "rows", "width", "columns", "bits"])
 def _fill(
-    count, total, input_ids, plan_positions, slots, plan_rows, query_start, seq_lens, last_sampled, table,
-    ids, positions, block_table, tokens, width, columns, bits,
-    TOKENS: tl.constexpr, COLUMNS: tl.constexpr,
+    count, total, changes, input_ids, plan_positions, slots, plan_rows, query_start, seq_lens, block_rows,
+    block_columns, block_ids, last_sampled, table, ids, positions, block_table, tokens, rows, width, columns,
+    bits, TOKENS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     num_rows = tl.load(count)
     num_tokens = tl.load(total)
-    of_tokens = tl.cdiv(tokens, TOKENS)
-    program = tl.program_id(0)
-    if program < of_tokens:
-        token = program * TOKENS + tl.arange(0, TOKENS)
+    row = tl.program_id(0) - tl.cdiv(tokens, TOKENS)
+    if row < 0:
+        token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
         inside = token < tokens
         real = token < num_tokens
         # Only borders up to the last row are read: those after it are being written.
@@ -76,35 +77,78 @@ def _fill(
         position = tl.load(plan_positions + token, mask=real, other=0)
         tl.store(positions + token, position.to(tl.int64), mask=inside)
         tl.store(slots + token, tl.zeros_like(sampled), mask=inside & (token >= num_tokens))
+    elif row == rows:
+        num_changes = tl.load(changes)
+        for start in range(0, num_changes, COLUMNS):
+            change = start + tl.arange(0, COLUMNS)
+            inside = change < num_changes
+            owner = tl.load(block_rows + change, mask=inside, other=0).to(tl.int64)
+            column = tl.load(block_columns + change, mask=inside, other=0)
+            block = tl.load(block_ids + change, mask=inside, other=0)
+            tl.store(table + owner * columns + column, block, mask=inside)
+    elif row < num_rows:
+        owner = tl.load(plan_rows + row)
+        source = table + owner.to(tl.int64) * columns
+        target = block_table + row.to(tl.int64) * columns
+        for start in range(0, columns, COLUMNS):
+            column = start + tl.arange(0, COLUMNS)
+            blocks = tl.load(source + column, mask=column < columns, other=0)
+            tl.store(target + column, blocks, mask=column < columns)
+        # The source is being changed meanwhile, so what was read may be old.
+        tl.debug_barrier()
+        num_changes = tl.load(changes)
+        for start in range(0, num_changes, COLUMNS):
+            change = start + tl.arange(0, COLUMNS)
+            own = tl.load(block_rows + change, mask=change < num_changes, other=-1) == owner
+            column = tl.load(block_columns + change, mask=own, other=0)
+            tl.store(target + column, tl.load(block_ids + change, mask=own, other=0), mask=own)
     else:
-        row = program - of_tokens
-        if row < num_rows:
-            source = table + tl.load(plan_rows + row).to(tl.int64) * columns
-            target = block_table + row.to(tl.int64) * columns
-            for start in range(0, columns, COLUMNS):
-                column = start + tl.arange(0, COLUMNS)
-                blocks = tl.load(source + column, mask=column < columns, other=0)
-                tl.store(target + column, blocks, mask=column < columns)
-        else:
-            tl.store(seq_lens + row, 0)
-            tl.store(query_start + row + 1, num_tokens + width * (row + 1 - num_rows))
+        tl.store(seq_lens + row, 0)
+        tl.store(query_start + row + 1, num_tokens + width * (row + 1 - num_rows))
 
 
 def fill_step(buffers: StepBuffers, shape: Shape) -> None:
     """See ``worker.buffers.fill``."""
     plan, batch = buffers.plan, buffers.batch
-    _fill[(triton.cdiv(shape.tokens, TOKENS) + shape.rows,)](
-        buffers.count, buffers.total, plan.input_ids, plan.positions, plan.slots, plan.rows,
-        plan.query_start, plan.seq_lens, batch.last_sampled, batch.block_table, buffers.ids,
-        buffers.positions, buffers.block_table, shape.tokens, shape.width, batch.block_table.shape[1],
-        shape.rows.bit_length(), TOKENS=TOKENS, COLUMNS=COLUMNS,
+    # A program for some tokens, for every row, and for the changes of the table.
+    _fill[(triton.cdiv(shape.tokens, TOKENS) + shape.rows + 1,)](
+        buffers.count, buffers.total, buffers.changes, plan.input_ids, plan.positions, plan.slots, plan.rows,
+        plan.query_start, plan.seq_lens, plan.block_rows, plan.block_columns, plan.block_ids,
+        batch.last_sampled, batch.block_table, buffers.ids, buffers.positions, buffers.block_table,
+        shape.tokens, shape.rows, shape.width, batch.block_table.shape[1], shape.rows.bit_length(),
+        TOKENS=TOKENS, COLUMNS=COLUMNS,
     )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["count", "half", "behind"], do_not_specialize_on_alignment=["positions"])
+def _angles(positions, frequencies, cosine, sine, count, half, behind, scale, ANGLES: tl.constexpr):
+    at = tl.program_id(0) * ANGLES + tl.arange(0, ANGLES)
+    inside = at < count
+    position = tl.maximum(tl.load(positions + at // half, mask=inside, other=0) - behind, 0)
+    angle = position.to(tl.float32) * tl.load(frequencies + at % half, mask=inside, other=0.0)
+    tl.store(cosine + at, tl.cos(angle) * scale, mask=inside)
+    tl.store(sine + at, tl.sin(angle) * scale, mask=inside)
+
+
+def angles(
+    positions: torch.Tensor, frequencies: torch.Tensor, scale: float, behind: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See ``layers.rotary.angles``."""
+    tokens, half = len(positions), len(frequencies)
+    cosine = torch.empty(tokens, half, device=positions.device)
+    sine = torch.empty_like(cosine)
+    if count := tokens * half:
+        _angles[(triton.cdiv(count, ANGLES),)](
+            positions, frequencies, cosine, sine, count, half, behind, scale, ANGLES=ANGLES, num_warps=4
+        )
+    return cosine, sine
 
 
 @triton.jit(do_not_specialize=["sink", "stride"])
 def _end(
-    tokens, maximum, ids, query_start, count, rows, last_sampled, uniforms, acceptance, sampled,
-    num_sampled, row_status, last, rejected, sink, stride, FORCED: tl.constexpr, WIDTH: tl.constexpr,
+    tokens, maximum, ids, query_start, seq_lens, count, rows, last_sampled, uniforms, acceptance, sampled,
+    num_sampled, row_status, last, ends, persistent, step_rows, sink, stride,
+    FORCED: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     real = row < tl.load(count)
@@ -130,24 +174,29 @@ def _end(
     tl.store(num_sampled + row, tl.where(is_fine, accepted + 1, 0))
     tl.store(row_status + row, tl.where(is_fine, 0, 1))
     tl.store(last + row, next_token)
-    tl.store(rejected + row, (drafts - tl.where(is_fine, accepted, 0)).to(tl.int64))
-    owner = tl.load(rows + row, mask=real, other=0)
-    tl.store(last_sampled + tl.where(real, owner, sink), next_token)
+    rejected = drafts - tl.where(is_fine, accepted, 0)
+    tl.store(ends + row, (tl.load(seq_lens + row) - rejected).to(tl.int64))
+    owner = tl.where(real, tl.load(rows + row, mask=real, other=0), sink)
+    tl.store(persistent + row, owner.to(tl.int64))
+    tl.store(step_rows + row, row.to(tl.int64))
+    tl.store(last_sampled + owner, next_token)
 
 
-def end_rows(step: Greedy) -> tuple[torch.Tensor, torch.Tensor]:
+def end_rows(step: Greedy) -> Ended:
     """See ``worker.tail.end_rows``."""
+    from frizzen.worker.tail import Ended
+
     plan, rows = step.plan, step.shape.rows
-    last = torch.empty(rows, dtype=torch.int64, device=step.tokens.device)
-    rejected = torch.empty_like(last)
+    # Tensors of their own: within one, their alignment would follow from the number of rows.
+    ended = Ended(*(torch.empty(rows, dtype=torch.int64, device=step.tokens.device) for _ in Ended._fields))
     forced = step.acceptance is not None
     _end[(rows,)](
-        step.tokens, step.maximum, step.ids, plan.query_start, step.count, plan.rows,
+        step.tokens, step.maximum, step.ids, plan.query_start, plan.seq_lens, step.count, plan.rows,
         step.batch.last_sampled, plan.uniforms, step.acceptance if forced else plan.uniforms, plan.sampled,
-        plan.num_sampled, plan.row_status, last, rejected, step.padding,
-        plan.sampled.shape[1], FORCED=forced, WIDTH=round_up_power(plan.sampled.shape[1]), num_warps=1,
+        plan.num_sampled, plan.row_status, *ended, step.padding, plan.sampled.shape[1], FORCED=forced,
+        WIDTH=round_up_power(plan.sampled.shape[1]), num_warps=1,
     )  # fmt: skip
-    return last, rejected
+    return ended
 
 
 @triton.jit(do_not_specialize=["size", "stride"])
@@ -173,7 +222,7 @@ def _largest_parts(logits, peaks, places, size, stride, PARTS: tl.constexpr, LOG
 
 
 @triton.jit
-def _largest(peaks, places, maximum, tokens, PARTS: tl.constexpr):
+def _largest(peaks, places, ids, maximum, tokens, PARTS: tl.constexpr, MAPPED: tl.constexpr):
     token = tl.program_id(0)
     part = tl.arange(0, PARTS)
     peak = tl.load(peaks + token * PARTS + part)
@@ -182,14 +231,12 @@ def _largest(peaks, places, maximum, tokens, PARTS: tl.constexpr):
     best = tl.max(tl.where(is_nan(peak), float("-inf"), peak), axis=0)
     found = tl.min(tl.where(peak == best, place, 2147483647), axis=0)
     tl.store(maximum + token, tl.where(broken, float("nan"), best))
-    tl.store(tokens + token, tl.where(broken, 0, found).to(tl.int64))
+    found = tl.where(broken, 0, found).to(tl.int64)
+    tl.store(tokens + token, tl.load(ids + found) if MAPPED else found)
 
 
-def largest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """``logits [T, V]`` float32 -> the largest ``[T]``, NaN if one is, and their ids int64 ``[T]``.
-
-    The lowest id among equals. Torch's own takes longer for a few rows.
-    """
+def largest(logits: torch.Tensor, ids: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """See ``kernels.largest``. Torch's own takes longer for a few rows."""
     count, size = logits.shape
     maximum = torch.empty(count, device=logits.device)
     tokens = torch.empty(count, dtype=torch.int64, device=logits.device)
@@ -199,5 +246,8 @@ def largest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         _largest_parts[(count, PARTS)](
             logits, peaks, places, size, logits.stride(0), PARTS=PARTS, LOGITS=LOGITS
         )
-        _largest[(count,)](peaks, places, maximum, tokens, PARTS=PARTS, num_warps=1)
+        _largest[(count,)](
+            peaks, places, places if ids is None else ids, maximum, tokens, PARTS=PARTS,
+            MAPPED=ids is not None, num_warps=1,
+        )  # fmt: skip
     return maximum, tokens
