@@ -78,8 +78,8 @@ struct RowResults {
     appends: bool,
     /// What the step took longer because of rows in prefill.
     lost: Duration,
-    /// Why there are no tokens.
-    failure: Option<Error>,
+    /// Why there are no tokens. Boxed, since an error is large to hand over and hardly any row has one.
+    failure: Option<Box<Error>>,
 }
 
 impl StepOutput {
@@ -168,7 +168,8 @@ impl Scheduler {
                 continue;
             }
             let failed = output.failed.iter().find(|(failed, _)| *failed == row.row);
-            let failure = failed.map(|(_, message)| failure::of_row(self.state(slot), plan, at, message));
+            let failure =
+                failed.map(|(_, message)| Box::new(failure::of_row(self.state(slot), plan, at, message)));
             let results = RowResults { tokens, pooled, token_vectors, scores, appends, lost, failure };
             self.commit_row(slot, row, output, results, now, events);
         }
@@ -201,9 +202,9 @@ impl Scheduler {
             state.drafts.clear();
         }
         let has_failed = failure.is_some();
-        let corrupted = matches!(failure, Some(Error::Request { .. }));
+        let corrupted = matches!(failure.as_deref(), Some(Error::Request { .. }));
         let (kept, mut reason) = match failure {
-            Some(error) => (0, Some(FinishReason::Error(error))),
+            Some(error) => (0, Some(FinishReason::Error(*error))),
             None if state.pools() => (0, row.samples.then_some(FinishReason::Stop(StopReason::Complete))),
             None => append_tokens(state, &output.tokens[tokens.clone()]),
         };
