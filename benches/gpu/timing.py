@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -55,13 +56,16 @@ def graph_seconds(work: Sequence[Work], replays: int = 15) -> float:
 
 
 def write_results(path: Path, module: str, rows: Sequence[dict[str, object]]) -> None:
-    """Writes ``rows`` with the machine and the command: ``module`` with this process's arguments."""
+    """Writes ``rows``, the machine, and the command: ``module`` with this process's arguments.
+
+    But for ``--out``: where the file was put says nothing.
+    """
     machine = {"torch": torch.__version__, "python": platform.python_version()}
     if torch.cuda.is_available():
         import triton
 
         machine |= {"gpu": torch.cuda.get_device_name(), "triton": triton.__version__}
-    command = " ".join(["python", "-m", module, *sys.argv[1:]])
+    command = re.sub(r" --out[ =]\S+", "", " ".join(["python", "-m", module, *sys.argv[1:]]))
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(
         json.dumps({"command": command, "machine": machine, "results": list(rows)}, indent=1) + "\n"

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 
@@ -135,3 +136,15 @@ def test_the_table_tells_how_many_times_as_fast_the_first_engine_is() -> None:
     text = table(results, Workload(concurrency=(1,)), {"decode_1": 60.0, "prefill": 900.0})
     assert "| ours bf16 / peer bf16 |  | 1.50x | 3.00x |" in text
     assert "| limit of this machine | bfloat16 | 60 | 900 |" in text
+
+
+@pytest.mark.parametrize("out", [["--out", "elsewhere/a.json"], ["--out=elsewhere/a.json"]], ids=str)
+def test_the_command_of_a_result_does_not_say_where_it_was_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: list[str]
+) -> None:
+    from benches.gpu.timing import write_results
+
+    monkeypatch.setattr("sys.argv", ["step.py", "--weights", "fp8", *out, "--layers", "4"])
+    write_results(tmp_path / "a.json", "benches.gpu.step", [])
+    command = json.loads((tmp_path / "a.json").read_text())["command"]
+    assert command == "python -m benches.gpu.step --weights fp8 --layers 4"

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from frizzen.kernels.facts import Facts, ShapeValue
 from frizzen.kernels.fp8_ops import LINEAR_FP8, MOE_EXPERTS_FP8
-from frizzen.kernels.moe_problems import draw_route, mlp_shape
+from frizzen.kernels.moe_problems import experts_problem, mlp_shape
 from frizzen.kernels.plan import Op
 from frizzen.kernels.problem_inputs import Inputs, Run
 from frizzen.quantize.fp8 import FP8, GROUP, LARGEST, Fp8Weight, quantize
@@ -56,20 +56,7 @@ def _linear(tokens: int) -> Run:
 
 
 def _experts(tokens: int, *, skewed: bool = False) -> Run:
-    def run(kernel: Any, facts: Facts, inputs: Inputs) -> dict[str, Tensor]:
-        hidden, inner, experts = (facts.size(name) for name in ("hidden", "intermediate", "experts"))
-        w13 = _weight(inputs, facts, experts, 2 * inner, hidden)
-        w2 = _weight(inputs, facts, experts, hidden, inner)
-        biases = (
-            (inputs.normal(experts, 2 * inner), inputs.normal(experts, hidden))
-            if facts["bias"]
-            else (None, None)
-        )
-        x = exact_inputs(inputs, tokens, hidden)
-        weights, ids = draw_route(inputs, facts, tokens, skewed=skewed)
-        return {"out": kernel.prepare(w13, w2, *biases)(x, weights, ids)}
-
-    return run
+    return experts_problem(tokens, skewed=skewed, draw_weight=_weight, draw_tokens=exact_inputs)
 
 
 def runs(op: str) -> Iterator[tuple[str, Run]]:

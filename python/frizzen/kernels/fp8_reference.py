@@ -8,16 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from frizzen.kernels import grouped_mm, moe_reference
+from frizzen.kernels import grouped_mm
+from frizzen.kernels.expanded_experts import ExpandedExperts, ExpandingExperts
 from frizzen.kernels.facts import Facts
 from frizzen.kernels.fp8_ops import LINEAR_FP8, MOE_EXPERTS_FP8
-from frizzen.kernels.moe_ops import Experts
 from frizzen.kernels.plan import Candidate
 from frizzen.quantize.fp8 import Fp8Weight
 
@@ -34,20 +33,6 @@ class _Linear:
 
 
 @dataclass(frozen=True, slots=True)
-class _Experts:
-    plain: Any
-    """The reference of ``moe.experts``."""
-
-    def prepare(self, w13: Fp8Weight, w2: Fp8Weight, b13: Tensor | None, b2: Tensor | None) -> Experts:
-        def experts(x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
-            expanded = (weight.expand(torch.float32) for weight in (w13, w2))
-            run: Experts = self.plain.prepare(*expanded, b13, b2)
-            return run(x, weights, ids)
-
-        return experts
-
-
-@dataclass(frozen=True, slots=True)
 class _ExpandedLinear:
     dtype: torch.dtype
 
@@ -60,19 +45,12 @@ class _ExpandedLinear:
         return lambda x: functional.linear(x, expanded, bias)
 
 
-@dataclass(frozen=True, slots=True)
-class _ExpandedExperts:
-    plain: Any
-    """A kernel of ``moe.experts``."""
-    dtype: torch.dtype
+class _ExpandedExperts(ExpandedExperts):
+    __slots__ = ()
 
     def extra_bytes(self, w13: Fp8Weight, w2: Fp8Weight, b13: Tensor | None, b2: Tensor | None) -> int:
         """As :class:`_ExpandedLinear`."""
         return (w13.data.numel() + w2.data.numel()) * (self.dtype.itemsize - 1)
-
-    def prepare(self, w13: Fp8Weight, w2: Fp8Weight, b13: Tensor | None, b2: Tensor | None) -> Experts:
-        run: Experts = self.plain.prepare(w13.expand(self.dtype), w2.expand(self.dtype), b13, b2)
-        return run
 
 
 def _anywhere(_: Facts) -> None:
@@ -80,11 +58,10 @@ def _anywhere(_: Facts) -> None:
 
 
 (_GROUPED_MM,) = grouped_mm.CANDIDATES
-_PLAIN = next(entry for entry in moe_reference.CANDIDATES if entry.op == "moe.experts")
 
 ORACLES = (
     Candidate(LINEAR_FP8.name, "reference", 0, _anywhere, lambda _: _Linear()),
-    Candidate(MOE_EXPERTS_FP8.name, "reference", 0, _anywhere, lambda facts: _Experts(_PLAIN.build(facts))),
+    Candidate(MOE_EXPERTS_FP8.name, "reference", 0, _anywhere, ExpandingExperts.build),
 )
 CANDIDATES = (
     *ORACLES,

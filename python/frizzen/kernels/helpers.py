@@ -93,9 +93,8 @@ class Helpers:
                 helper.send_bytes(job)
                 if not helper.poll(PATIENCE):
                     raise TimeoutError(f"no answer within {PATIENCE} s")
-                seconds = pickle.loads(helper.recv_bytes())
-                if seconds is not None:
-                    self.compiled.append((seconds, source.name))
+                if answer := helper.recv_bytes():
+                    self.compiled.append((float(answer), source.name))
             except (OSError, EOFError):
                 helper.close()
                 helper = None
@@ -186,7 +185,10 @@ def _prepare() -> None:
 
 
 def _serve(parent: Connection) -> None:
-    """Compiles what it is sent until the other end is closed."""
+    """Compiles what it is sent until the other end is closed, and answers with the seconds, or nothing.
+
+    Only here is anything unpickled: what the process sends that forked this one.
+    """
     from frizzen.kernels.triton.compiling import compile_to_cache
 
     while True:
@@ -197,8 +199,8 @@ def _serve(parent: Connection) -> None:
         began = time.monotonic()
         try:
             compile_to_cache(*pickle.loads(job))
-            seconds = time.monotonic() - began
+            answer = str(time.monotonic() - began).encode()
         # The parent compiles what failed here, and raises what there is to raise.
         except Exception:  # noqa: BLE001
-            seconds = None
-        parent.send_bytes(pickle.dumps(seconds))
+            answer = b""
+        parent.send_bytes(answer)

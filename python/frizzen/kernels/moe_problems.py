@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +15,7 @@ from frizzen.kernels.plan import Op
 if TYPE_CHECKING:
     from frizzen.kernels.problems import Inputs, Run
 
-__all__ = ["OPS", "SHAPES", "draw_route", "mlp_shape", "runs"]
+__all__ = ["OPS", "SHAPES", "draw_route", "experts_problem", "mlp_shape", "runs"]
 
 OPS: tuple[Op[Any], ...] = (MOE_ROUTE, MOE_EXPERTS)
 
@@ -36,19 +36,42 @@ def _route(tokens: int, valid: int | None) -> Run:
     return run
 
 
-def _experts(tokens: int, *, skewed: bool = False) -> Run:
+def _plain_weight(inputs: Inputs, _: Facts, *shape: int) -> Tensor:
+    return inputs.normal(*shape, scale=shape[-1] ** -0.5)
+
+
+def _plain_tokens(inputs: Inputs, tokens: int, size: int) -> Tensor:
+    return inputs.normal(tokens, size)
+
+
+def experts_problem(
+    tokens: int,
+    *,
+    skewed: bool = False,
+    draw_weight: Callable[..., Any] = _plain_weight,
+    draw_tokens: Callable[[Inputs, int, int], Tensor] = _plain_tokens,
+) -> Run:
+    """A problem of ``moe.experts``, or of the same with weights that ``draw_weight`` makes.
+
+    Args:
+        tokens: How many.
+        skewed: Whether all of them go to few experts.
+        draw_weight: ``(inputs, facts, *shape)`` to a weight of all experts.
+        draw_tokens: ``(inputs, tokens, size)`` to ``[tokens, size]``.
+    """
+
     def run(kernel: Any, facts: Facts, inputs: Inputs) -> dict[str, Tensor]:
         hidden, inner, experts = (facts.size(name) for name in ("hidden", "intermediate", "experts"))
-        weights13 = inputs.normal(experts, 2 * inner, hidden, scale=hidden**-0.5)
-        weights2 = inputs.normal(experts, hidden, inner, scale=inner**-0.5)
+        w13 = draw_weight(inputs, facts, experts, 2 * inner, hidden)
+        w2 = draw_weight(inputs, facts, experts, hidden, inner)
         biases = (
             (inputs.normal(experts, 2 * inner), inputs.normal(experts, hidden))
             if facts["bias"]
             else (None, None)
         )
-        x = inputs.normal(tokens, hidden)
+        x = draw_tokens(inputs, tokens, hidden)
         weights, ids = draw_route(inputs, facts, tokens, skewed=skewed)
-        return {"out": kernel.prepare(weights13, weights2, *biases)(x, weights, ids)}
+        return {"out": kernel.prepare(w13, w2, *biases)(x, weights, ids)}
 
     return run
 
@@ -73,8 +96,8 @@ def runs(op: str) -> Iterator[tuple[str, Run]]:
         yield "9 tokens, 6 of them real", _route(9, 6)
     if op == MOE_EXPERTS.name:
         for tokens in _TOKENS:
-            yield f"{tokens} tokens", _experts(tokens)
-        yield "130 tokens of few experts", _experts(130, skewed=True)
+            yield f"{tokens} tokens", experts_problem(tokens)
+        yield "130 tokens of few experts", experts_problem(130, skewed=True)
 
 
 def _routing(

@@ -6,10 +6,8 @@ from collections.abc import Iterator, Mapping
 from math import log2
 from typing import Any
 
-from torch import Tensor
-
 from frizzen.kernels.facts import Facts, ShapeValue
-from frizzen.kernels.moe_problems import draw_route, mlp_shape
+from frizzen.kernels.moe_problems import experts_problem, mlp_shape
 from frizzen.kernels.mxfp4_ops import MOE_EXPERTS_MXFP4
 from frizzen.kernels.plan import Op
 from frizzen.kernels.problem_inputs import Inputs, Run
@@ -23,7 +21,7 @@ _SIZE = 6.0
 """Twice the root mean square of the sixteen numbers, so that results with biases are of the order of 1."""
 
 
-def _weight(inputs: Inputs, *shape: int) -> Mxfp4Weight:
+def _weight(inputs: Inputs, _: Facts, *shape: int) -> Mxfp4Weight:
     """Every pattern of bits; blocks of different magnitude, so that a scale in the wrong place shows."""
     *rows, columns = shape
     usual = 127 - round(log2(_SIZE * columns**0.5))
@@ -32,20 +30,7 @@ def _weight(inputs: Inputs, *shape: int) -> Mxfp4Weight:
 
 
 def _experts(tokens: int, *, skewed: bool = False) -> Run:
-    def run(kernel: Any, facts: Facts, inputs: Inputs) -> dict[str, Tensor]:
-        hidden, inner, experts = (facts.size(name) for name in ("hidden", "intermediate", "experts"))
-        w13 = _weight(inputs, experts, 2 * inner, hidden)
-        w2 = _weight(inputs, experts, hidden, inner)
-        biases = (
-            (inputs.normal(experts, 2 * inner), inputs.normal(experts, hidden))
-            if facts["bias"]
-            else (None, None)
-        )
-        x = inputs.normal(tokens, hidden)
-        weights, ids = draw_route(inputs, facts, tokens, skewed=skewed)
-        return {"out": kernel.prepare(w13, w2, *biases)(x, weights, ids)}
-
-    return run
+    return experts_problem(tokens, skewed=skewed, draw_weight=_weight)
 
 
 def runs(op: str) -> Iterator[tuple[str, Run]]:
