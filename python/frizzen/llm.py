@@ -331,12 +331,13 @@ class LLM:
         texts: Sequence[str] | None = None,
     ) -> list[RequestOutput]:
         engine = self._open()
-        params = _params_json(sampling_params, len(prompts))
+        params = _params(sampling_params, len(prompts))
         if not prompts:
             return []
-        outputs = self._watched(lambda progress: engine.generate(prompts, params, progress), use_tqdm)
+        lowered = [entry.to_json() for entry in params]
+        outputs = self._watched(lambda progress: engine.generate(prompts, lowered, progress), use_tqdm)
         return [
-            RequestOutput.of(output, texts[index] if texts else None, self._text)
+            RequestOutput.of(output, texts[index] if texts else None, self._text, params[index])
             for index, output in enumerate(outputs)
         ]
 
@@ -406,9 +407,9 @@ class LLM:
         return self._texts[token]
 
 
-def _params_json(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[str]:
+def _params(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> Sequence[SamplingParams]:
     if params is None or isinstance(params, SamplingParams):
-        return [(params or SamplingParams()).to_json()] * count
+        return [params or SamplingParams()] * count
     if len(params) != count:
         raise RequestError(
             f"sampling_params must be one, or one per prompt: got {len(params)} for {count} prompts"
@@ -416,4 +417,4 @@ def _params_json(params: SamplingParams | Sequence[SamplingParams] | None, count
     for index, entry in enumerate(params):
         if not isinstance(entry, SamplingParams):
             raise RequestError(f"sampling_params[{index}] must be SamplingParams, got {type(entry).__name__}")
-    return [entry.to_json() for entry in params]
+    return params

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 if TYPE_CHECKING:
     from frizzen._core import RequestOutput as CoreOutput
     from frizzen._core import TokenLogprob
+    from frizzen.sampling import SamplingParams
 
 __all__ = [
     "ClassificationOutput",
@@ -30,8 +31,8 @@ class Logprob:
     """Log-probability of one token at one position, of the raw logits."""
 
     logprob: float
-    rank: int
-    """1 = most likely."""
+    rank: int | None
+    """1 = most likely; ``None`` of a listed token that is not among those asked for by rank."""
     decoded_token: str
 
 
@@ -47,7 +48,7 @@ class CompletionOutput:
     stop_reason: int | str | None
     """The stop string or stop token that matched; ``None`` for the model's own end of sequence."""
     logprobs: list[dict[int, Logprob]] | None
-    """Per token: the token itself, then the alternatives, best first."""
+    """Per token: the token itself, then the alternatives, best first, then ``logprob_token_ids``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +70,18 @@ class RequestOutput:
     ``lost_to_prefill_ms`` is a part of the last; ``prefill_tokens``, ``decode_tokens``, ``preemptions``."""
 
     @classmethod
-    def of(cls, output: CoreOutput, prompt: str | None, decode: Callable[[int], str]) -> RequestOutput:
+    def of(
+        cls, output: CoreOutput, prompt: str | None, decode: Callable[[int], str], params: SamplingParams
+    ) -> RequestOutput:
         """The extension's output in this shape; ``decode`` gives the text of one token."""
         prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         if output.prompt_logprobs is not None:
-            prompt_logprobs = [None, *(_alternatives(entry, decode) for entry in output.prompt_logprobs)]
+            scores = output.prompt_logprobs
+            prompt_logprobs = [None, *(_alternatives(entry, decode, len(entry.top)) for entry in scores)]
         logprobs = None
         if output.logprobs is not None:
-            logprobs = [_alternatives(entry, decode) for entry in output.logprobs]
+            best = params.logprobs or 0
+            logprobs = [_alternatives(entry, decode, best) for entry in output.logprobs]
         return cls(
             prompt=output.prompt if prompt is None else prompt,
             prompt_token_ids=output.prompt_token_ids,
@@ -133,8 +138,9 @@ class PoolingRequestOutput(Generic[T]):
     prompt_token_ids: list[int]
 
 
-def _alternatives(entry: TokenLogprob, decode: Callable[[int], str]) -> dict[int, Logprob]:
+def _alternatives(entry: TokenLogprob, decode: Callable[[int], str], best: int) -> dict[int, Logprob]:
+    """The token, its ``best`` alternatives, whose places are their ranks, and those that were listed."""
     ranked = {entry.token_id: Logprob(entry.logprob, entry.rank, decode(entry.token_id))}
     for rank, (token, logprob) in enumerate(entry.top, start=1):
-        ranked.setdefault(token, Logprob(logprob, rank, decode(token)))
+        ranked.setdefault(token, Logprob(logprob, rank if rank <= best else None, decode(token)))
     return ranked

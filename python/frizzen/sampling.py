@@ -114,6 +114,8 @@ class SamplingParams:
     logprobs: int | None = None
     """Return log-probabilities with this many alternatives per generated token; 0 is the token's own alone.
     """
+    logprob_token_ids: Iterable[int] | None = None
+    """Tokens whose log-probabilities are returned at every generated token too; kept as a tuple."""
     prompt_logprobs: int | None = None
     """The same for prompt tokens."""
     logit_bias: Mapping[int, float] | None = None
@@ -144,6 +146,8 @@ class SamplingParams:
         self._set("stop", _strings("stop", self.stop))
         self._set("bad_words", _strings("bad_words", self.bad_words))
         self._set("stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids or ()))
+        scored = _token_ids("logprob_token_ids", self.logprob_token_ids or ())
+        self._set("logprob_token_ids", tuple(dict.fromkeys(scored)))
         if self.allowed_token_ids is not None:
             allowed = _token_ids("allowed_token_ids", self.allowed_token_ids)
             if not allowed:
@@ -171,6 +175,7 @@ class SamplingParams:
             "stop_token_ids": self.stop_token_ids,
             "ignore_eos": self.ignore_eos,
             "logprobs": self.logprobs,
+            "logprob_token_ids": self.logprob_token_ids,
             "prompt_logprobs": self.prompt_logprobs,
             "logit_bias": list((self.logit_bias or {}).items()),
             "allowed_token_ids": self.allowed_token_ids,

@@ -83,6 +83,24 @@ def test_logprobs_are_those_of_transformers(llm: LLM, transformers_model: Any) -
                 assert value.logprob == pytest.approx(expected[place][other].item(), abs=1e-4)
 
 
+def test_listed_tokens_have_the_logprobs_of_transformers_and_no_rank(
+    llm: LLM, transformers_model: Any
+) -> None:
+    listed = [5, 90, 5, 17]
+    params = SamplingParams(temperature=0.8, seed=3, max_tokens=6, logprob_token_ids=listed, ignore_eos=True)
+    outputs = llm.generate(PROMPTS, params)
+    for prompt, output in zip(PROMPTS, outputs, strict=True):
+        completion = output.outputs[0]
+        expected = reference_logprobs(transformers_model, prompt + completion.token_ids)[len(prompt) - 1 :]
+        for place, (token, entry) in enumerate(
+            zip(completion.token_ids, completion.logprobs or [], strict=True)
+        ):
+            assert set(entry) == {token, *listed}
+            assert all((entry[other].rank is None) == (other != token) for other in entry)
+            for other, value in entry.items():
+                assert value.logprob == pytest.approx(expected[place][other].item(), abs=1e-4)
+
+
 def test_logprobs_0_gives_the_chosen_token_alone_lmdeploy_4121(llm: LLM) -> None:
     (output,) = llm.generate([44], SamplingParams(temperature=0, max_tokens=3, logprobs=0))
     entries = output.outputs[0].logprobs

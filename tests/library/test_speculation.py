@@ -48,7 +48,9 @@ def assert_same(outputs: list[RequestOutput], wanted: list[RequestOutput], about
 
 def test_logprobs_are_those_of_no_speculation_llama_cpp_27972(tiny_checkpoint: CheckpointMaker) -> None:
     path = str(tiny_checkpoint("llama"))
-    params = SamplingParams(temperature=0, max_tokens=32, logprobs=3, ignore_eos=True)
+    params = SamplingParams(
+        temperature=0, max_tokens=32, logprobs=3, logprob_token_ids=[40, 90], ignore_eos=True
+    )
     prompts = [[(7 * i) % 5 + 40 for i in range(40)]]
     with LLM(path, **SMALL) as llm:
         wanted = llm.generate(prompts, params)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from frizzen.step import StepContext
-from frizzen.worker.arena import Rule, Sections, _views
+from frizzen.worker.arena import VERSION, Rule, Sections, _views
 from frizzen.worker.graphs import Capture, Graph, GraphRunner
 from frizzen.worker.lattice import Lattice
 from frizzen.worker.worker import Worker
@@ -275,7 +275,7 @@ class Driver:
         fill_columns(arena, ("sample_tokens", "sample_rows", "uniforms"), samples)
         fill_columns(arena, ("prompt_tokens", "prompt_rows", "prompt_targets"), scored)
         lengths = [end - start for start, end in pairwise(starts)]
-        header = [5, self.steps, len(order), lengths.count(1), len(tokens), len(samples)]
+        header = [VERSION, self.steps, len(order), lengths.count(1), len(tokens), len(samples)]
         header += [len(scored), len(changes), len(admitted), max(lengths), max(ends), len(masks)]
         header += [self.propose, 0, 0]
         fill(arena.header, header)
@@ -336,10 +336,11 @@ class Driver:
             # The KV of accepted drafts is there already.
             request.computed += count - 1
             request.outputs += arena.sampled[place, :count].tolist()
+            alternatives = request.params.logprobs + len(request.params.scored)
             for at in range(count if request.params.logprobs >= 0 else 0):
                 top = zip(
-                    arena.top_tokens[place, at, : request.params.logprobs].tolist(),
-                    arena.top_logprobs[place, at, : request.params.logprobs].tolist(),
+                    arena.top_tokens[place, at, :alternatives].tolist(),
+                    arena.top_logprobs[place, at, :alternatives].tolist(),
                     strict=True,
                 )
                 request.logprobs.append(
@@ -365,6 +366,7 @@ class Driver:
             own += [(Rule.ALLOW, token, 0.0) for token in params.allowed]
             if params.min_tokens:
                 own += [(Rule.SUPPRESS, token, 0.0) for token in params.suppressed]
+            own += [(Rule.SCORE, token, 0.0) for token in params.scored]
             known = request.known if params.has_penalty else []
             ints = [params.top_k, params.logprobs, params.prompt_logprobs, len(request.prompt)]
             ints += [params.min_tokens, len(own), len(known)]

@@ -28,6 +28,7 @@ class Params:
     bias: dict[int, float] = field(default_factory=dict)
     allowed: tuple[int, ...] = ()
     suppressed: tuple[int, ...] = ()
+    scored: tuple[int, ...] = ()
 
     @property
     def has_penalty(self) -> bool:

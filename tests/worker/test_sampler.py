@@ -185,6 +185,27 @@ def test_logprobs_are_of_the_raw_logits_whatever_is_done_to_them() -> None:
             assert [v for _, v in top] == pytest.approx([v for _, v in expected[2]], abs=2e-6)
 
 
+def test_listed_tokens_are_scored_by_the_raw_logits_alone_in_a_batch_and_after_a_preemption() -> None:
+    params = [
+        Params(logprobs=0, scored=(9, 2)),
+        Params(logprobs=3, scored=(1, 9, 4), temperature=1.0, bias={9: 50.0}),
+        Params(logprobs=5),
+        Params(logprobs=1, scored=(7,), repetition=1.5),
+    ]
+    requests = [Request([2, 7, 1], entry) for entry in params]
+    driver, _ = fake_driver()
+    driver.run(requests, 2)
+    driver.preempt(requests[1])
+    driver.run(requests, 5)
+    for request in requests:
+        best, scored = request.params.logprobs, request.params.scored
+        for place, (_, _, top) in enumerate(request.logprobs):
+            logprobs = fake_logits(request.prompt + request.outputs[:place]).log_softmax(-1)
+            tokens = logprobs.topk(best).indices.tolist() + list(scored)
+            assert [token for token, _ in top] == tokens
+            assert [value for _, value in top] == pytest.approx(logprobs[tokens].tolist(), abs=2e-6)
+
+
 def test_equal_alternatives_stand_in_order_of_their_ids() -> None:
     from frizzen.worker.logprobs import score
 

@@ -191,7 +191,7 @@ def test_a_context_may_fill_the_model_to_its_last_token() -> None:
 def test_an_arena_of_another_engine_version_is_refused() -> None:
     driver, _ = fake_driver()
     driver.arenas[0].header[0] = 2
-    with pytest.raises(ValueError, match="layout version is 2, this worker reads 5"):
+    with pytest.raises(ValueError, match="layout version is 2, this worker reads 6"):
         driver.worker.submit(0)
 
 

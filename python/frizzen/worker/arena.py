@@ -32,7 +32,7 @@ __all__ = [
     "to_device",
 ]
 
-VERSION = 5
+VERSION = 6
 """Layout version that this worker reads, the header's first word."""
 
 
@@ -101,6 +101,7 @@ class Rule(IntEnum):
     BIAS = 0
     ALLOW = 1
     SUPPRESS = 2
+    SCORE = 3
 
 
 class RowStatus(IntEnum):

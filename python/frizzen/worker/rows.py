@@ -78,7 +78,6 @@ class PersistentBatch:
         floats: list[list[float]] = host.admit_floats[:count].tolist()
         rule = history = 0
         for row, row_ints, row_floats in zip(rows, ints, floats, strict=True):
-            self.flags[row] = _flags(row_ints, row_floats)
             self.top_k[row] = row_ints[Admit.TOP_K]
             self.num_logprobs[row] = row_ints[Admit.LOGPROBS]
             self.num_prompt_logprobs[row] = row_ints[Admit.PROMPT_LOGPROBS]
@@ -95,18 +94,19 @@ class PersistentBatch:
                     self._device,
                 )
                 rule += num_rules
+            self.flags[row] = _flags(row_ints, row_floats, self.rules.get(row))
             if self.flags[row] & PENALTIES:
                 tokens = device.history[history : history + row_ints[Admit.NUM_HISTORY]]
                 self.history.admit(row, tokens, prompt_len)
             history += row_ints[Admit.NUM_HISTORY]
 
 
-def _flags(ints: list[int], floats: list[float]) -> int:
+def _flags(ints: list[int], floats: list[float], rules: TokenRules | None) -> int:
     """What a row with these parameters needs; filters count only where something is drawn."""
     flags = 0
     if ints[Admit.LOGPROBS] >= 0:
         flags |= LOGPROBS
-    if ints[Admit.NUM_RULES]:
+    if rules is not None and rules.change_logits:
         flags |= RULES
     penalties = (floats[AdmitFloat.PRESENCE], floats[AdmitFloat.FREQUENCY], floats[AdmitFloat.REPETITION])
     if penalties != (0.0, 0.0, 1.0):

@@ -1,4 +1,4 @@
-"""Per-request rules about single tokens: bias, allowed tokens, tokens suppressed until ``min_tokens``."""
+"""Per-request rules about single tokens: bias, allowed, suppressed until ``min_tokens``, scored."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ class TokenRules:
     biased: torch.Tensor | None
     bias: torch.Tensor | None
     suppressed: torch.Tensor | None
+    scored: torch.Tensor | None
+    """Tokens whose log-probabilities are reported; they change no logit."""
     suppressed_until: int
     """Position from which the suppressed tokens may be sampled: prompt length plus ``min_tokens``."""
 
@@ -43,8 +45,14 @@ class TokenRules:
             biased=of(Rule.BIAS, tokens, torch.int64),
             bias=of(Rule.BIAS, values, torch.float32),
             suppressed=of(Rule.SUPPRESS, tokens, torch.int64),
+            scored=of(Rule.SCORE, tokens, torch.int64),
             suppressed_until=suppressed_until,
         )
+
+    @property
+    def change_logits(self) -> bool:
+        """Whether :meth:`apply` can do anything."""
+        return any(kind is not None for kind in (self.allowed, self.biased, self.suppressed))
 
     def apply(self, logits: torch.Tensor, position: int) -> None:
         """Applies the rules in place to ``logits`` ``[V]`` of the token that will stand at ``position``."""

@@ -19,7 +19,7 @@ from frizzen.speculate.verify import Verified
 from frizzen.worker.arena import Admit, AdmitFloat, to_device
 from frizzen.worker.filtering import draw, floor_of_top_k, floor_of_top_p, softmax_weights, zero_below
 from frizzen.worker.history import HistoryEnds
-from frizzen.worker.logprobs import Logprobs, score
+from frizzen.worker.logprobs import Listed, Logprobs, score
 from frizzen.worker.masks import TokenMasks
 from frizzen.worker.rows import LOGPROBS, MIN_P, PENALTIES, RANDOM, RULES, TOP_K, TOP_P, PersistentBatch
 
@@ -110,8 +110,7 @@ class Sampler:
             ends = self._penalise(logits, _having(flags, PENALTIES), positions)
         tokens, finite, accepted = self._choose(logits, flags, positions, judge)
         if scored is not None and raw is not None:
-            alternatives = max(self._batch.num_logprobs[row] for row in positions.rows)
-            logprobs = score(raw, tokens[scored], alternatives)
+            logprobs = self._score(raw, tokens[scored], [positions.rows[i] for i in _having(flags, LOGPROBS)])
             finite[scored] &= logprobs.finite
         return Sampled(tokens, finite, positions.row_index, scored, logprobs, ends, accepted)
 
@@ -127,6 +126,19 @@ class Sampler:
         if sampled.ends is not None:
             kept = None if verified is None else verified.kept
             self._batch.history.append(sampled.ends, sampled.tokens, kept)
+
+    def _score(self, logits: torch.Tensor, tokens: torch.Tensor, rows: Sequence[int]) -> Logprobs:
+        """Scores ``tokens`` int64 ``[N]``, and what their rows asked for, under ``logits`` ``[N, V]``."""
+        alternatives = 0
+        listed: list[Listed] = []
+        for position, row in enumerate(rows):
+            columns = self._batch.num_logprobs[row]
+            rules = self._batch.rules.get(row)
+            if rules is not None and rules.scored is not None:
+                listed.append(Listed(position, columns, rules.scored))
+                columns += len(rules.scored)
+            alternatives = max(alternatives, columns)
+        return score(logits, tokens, alternatives, listed)
 
     def _flags(self, positions: Positions) -> list[int]:
         return [self._batch.flags[row] for row in positions.rows]

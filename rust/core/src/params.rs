@@ -39,6 +39,8 @@ pub struct SamplingParams {
     pub ignore_eos: bool,
     /// Return log-probabilities with this many alternatives per generated token.
     pub logprobs: Option<u32>,
+    /// Return the log-probabilities of these tokens too, after the alternatives of each generated token.
+    pub logprob_token_ids: Vec<TokenId>,
     /// Return log-probabilities with this many alternatives per prompt token.
     pub prompt_logprobs: Option<u32>,
     /// Added to the logit of a token; in `[-100, 100]`.
@@ -68,6 +70,7 @@ impl Default for SamplingParams {
             stop_token_ids: Vec::new(),
             ignore_eos: false,
             logprobs: None,
+            logprob_token_ids: Vec::new(),
             prompt_logprobs: None,
             logit_bias: Vec::new(),
             allowed_token_ids: None,
@@ -108,6 +111,13 @@ impl SamplingParams {
         self.presence_penalty != 0.0 || self.frequency_penalty != 0.0 || self.repetition_penalty != 1.0
     }
 
+    /// Log-probabilities per generated token beside its own: the most likely tokens, and those of `logprob_token_ids`.
+    /// `None`: no log-probabilities at all.
+    pub fn num_alternatives(&self) -> Option<u32> {
+        let listed = self.logprob_token_ids.len() as u32;
+        self.logprobs.or((listed > 0).then_some(0)).map(|best| best + listed)
+    }
+
     /// The same wishes in the one form that the engine is given: a temperature that would overflow single precision is
     /// raised, one that leaves nothing but the best token is greedy, and lists of ids hold each id once.
     #[must_use]
@@ -118,6 +128,16 @@ impl SamplingParams {
             ids.sort_unstable();
             ids.dedup();
         }
+        if !self.logprob_token_ids.is_empty() {
+            self.logprobs = Some(self.logprobs.unwrap_or(0));
+        }
+        // In the order of the request, which is that of the answer.
+        let mut seen = Vec::new();
+        self.logprob_token_ids.retain(|id| {
+            let new = !seen.contains(id);
+            seen.push(*id);
+            new
+        });
         self
     }
 
@@ -149,6 +169,16 @@ impl SamplingParams {
                 return Err(Error::invalid(param, format!("{param} must be at most {limit}, got {asked}")));
             }
         }
+        if let Some(asked) = self.num_alternatives().filter(|asked| *asked > limits.max_logprobs) {
+            let (limit, listed) = (limits.max_logprobs, self.logprob_token_ids.len());
+            return Err(Error::invalid(
+                "logprob_token_ids",
+                format!(
+                    "logprob_token_ids and the most likely tokens must be at most {limit} together, got {asked}, \
+                     {listed} of them listed"
+                ),
+            ));
+        }
         self.validate_tokens(limits)
     }
 
@@ -178,6 +208,9 @@ impl SamplingParams {
         }
         for id in &self.stop_token_ids {
             known("stop_token_ids", *id)?;
+        }
+        for id in &self.logprob_token_ids {
+            known("logprob_token_ids", *id)?;
         }
         for (id, bias) in &self.logit_bias {
             known("logit_bias", *id)?;
@@ -251,6 +284,25 @@ mod tests {
             refused(&SamplingParams { allowed_token_ids: Some(vec![]), ..base() }),
             "allowed_token_ids"
         );
+    }
+
+    #[test]
+    fn listed_tokens_share_the_limit_of_alternatives() {
+        let listed = |best, ids: &[TokenId]| SamplingParams {
+            logprobs: best,
+            logprob_token_ids: ids.to_vec(),
+            ..SamplingParams::default()
+        };
+        let ids: Vec<TokenId> = (0..20).collect();
+        assert_eq!(listed(None, &ids).validate(&LIMITS), Ok(()));
+        assert_eq!(listed(None, &ids).num_alternatives(), Some(20));
+        assert_eq!(listed(Some(3), &[7, 8]).num_alternatives(), Some(5));
+        assert_eq!(listed(None, &[]).num_alternatives(), None);
+        assert_eq!(listed(None, &[7]).canonical().logprobs, Some(0));
+        assert_eq!(listed(None, &[8, 7, 8]).canonical().logprob_token_ids, [8, 7]);
+        for wrong in [listed(Some(1), &ids), listed(None, &[7, 100])] {
+            assert_eq!(refused(&wrong), "logprob_token_ids");
+        }
     }
 
     #[test]

@@ -269,7 +269,8 @@ impl PyEngine {
         let finished = pending.into_iter().zip(texts).zip(ids.iter().zip(&params));
         finished
             .map(|((pending, text), (ids, params))| {
-                let wants = (params.sampling.logprobs.is_some(), params.sampling.prompt_logprobs.is_some());
+                let wants =
+                    (params.sampling.num_alternatives().is_some(), params.sampling.prompt_logprobs.is_some());
                 RequestOutput::new(py, text, ids, wants, pending.collected)
             })
             .collect()

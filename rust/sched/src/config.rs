@@ -44,7 +44,7 @@ pub struct AdmissionLimits {
     pub block_deltas: u32,
     /// Token history of rows with penalties.
     pub history: u32,
-    /// Token rules (biases, allowed and suppressed tokens).
+    /// Token rules (biases, allowed, suppressed and scored tokens).
     pub rules: u32,
 }
 
@@ -62,8 +62,8 @@ impl AdmissionLimits {
             // Computed tokens open at most one block each block_size, plus a started one per row; the rest is hits.
             block_deltas: max_num_batched_tokens.div_ceil(block_size) + max_num_seqs + 4 * blocks_per_request,
             history: max_model_len + max_num_batched_tokens,
-            // A bias, an allowance and a suppression per token of the vocabulary are the most one request can say.
-            rules: 3 * vocab_size + 1024,
+            // A bias, an allowance, a suppression and a score per token of the vocabulary are the most one request can say.
+            rules: 4 * vocab_size + 1024,
         }
     }
 }

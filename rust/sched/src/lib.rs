@@ -32,8 +32,8 @@ pub mod window;
 pub use commit::{Finish, FirstToken, RowEvent};
 pub use config::{AdmissionLimits, Policy, SchedulerConfig};
 pub use plan::{
-    Admission, BlockDelta, LAST_SAMPLED, PlannedRow, PositionLogprobs, PromptPosition, Proposals, StepOutput,
-    StepPlan,
+    Admission, BlockDelta, LAST_SAMPLED, PlannedRow, PositionLogprobs, PromptPosition, Proposals, ScoredRow,
+    StepOutput, StepPlan,
 };
 pub use residency::Residency;
 pub use scheduler::{MaskJob, Scheduler, SchedulerCounters};

@@ -63,7 +63,8 @@ impl Admission {
     pub fn num_rules(&self) -> usize {
         let params = &self.request.params;
         let suppressed = if params.min_tokens > 0 { self.suppressed.len() } else { 0 };
-        params.logit_bias.len() + params.allowed_token_ids.as_ref().map_or(0, Vec::len) + suppressed
+        let allowed = params.allowed_token_ids.as_ref().map_or(0, Vec::len);
+        params.logit_bias.len() + allowed + suppressed + params.logprob_token_ids.len()
     }
 }
 
@@ -91,6 +92,17 @@ pub struct PromptPosition {
     pub alternatives: u32,
 }
 
+/// A row whose sampled tokens' log-probabilities were asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ScoredRow {
+    /// Index into the step's rows.
+    pub row: u32,
+    /// How many of the most likely tokens.
+    pub best: u32,
+    /// How many tokens of its own choice, which follow those; one that is among them stands there only.
+    pub listed: u32,
+}
+
 /// One step, in the order in which the worker lays it out: rows of one token first, then the longer ones.
 #[derive(Clone, Debug, Default)]
 pub struct StepPlan {
@@ -112,8 +124,8 @@ pub struct StepPlan {
     pub sample_rows: Vec<i32>,
     /// `[S]` a uniform draw in `[0, 1)` from (seed, position): the worker needs no random generator.
     pub uniforms: Vec<f64>,
-    /// Rows, by index, that sample and want log-probabilities, and how many alternatives they want.
-    pub logprob_rows: Vec<(u32, u32)>,
+    /// Rows that sample and want log-probabilities.
+    pub logprob_rows: Vec<ScoredRow>,
     /// Sampled positions, by index into `sample_tokens`, whose choice is restricted; ascending.
     pub mask_rows: Vec<u32>,
     /// `[mask_rows, words]` which tokens each of them may choose, bit `id % 32` of word `id / 32`. Empty until

@@ -5,7 +5,7 @@ use std::time::Duration;
 use frizzen_core::{BlockId, StepId};
 
 use crate::draw::{as_input, uniform};
-use crate::plan::{Admission, BlockDelta, LAST_SAMPLED, PlannedRow, PromptPosition, StepPlan};
+use crate::plan::{Admission, BlockDelta, LAST_SAMPLED, PlannedRow, PromptPosition, ScoredRow, StepPlan};
 use crate::pool::hash_block;
 use crate::scheduler::Scheduler;
 
@@ -347,8 +347,10 @@ impl Scheduler {
                 plan.sample_rows.push(row_index as i32);
                 plan.uniforms.push(uniform(state.seed, position + 1));
             }
-            if let Some(alternatives) = state.request.params.logprobs {
-                plan.logprob_rows.push((row_index, alternatives));
+            let params = &state.request.params;
+            if let Some(best) = params.logprobs {
+                let listed = params.logprob_token_ids.len() as u32;
+                plan.logprob_rows.push(ScoredRow { row: row_index, best, listed });
             }
             state.placeholders += 1;
             state.drafts_in_flight += num_drafts;

@@ -312,8 +312,15 @@ impl ChainModel {
     fn report(&self, output: &mut StepOutput, row: &PlannedRow, token: TokenId) {
         output.tokens.push(token);
         let request = self.rows[row.row.index()].request.as_deref();
-        if let Some(asked) = request.and_then(|request| request.params.logprobs) {
-            let scored = Self::score(self.vocab_size, output, token, asked);
+        if let Some((params, best)) =
+            request.and_then(|request| Some((&request.params, request.params.logprobs?)))
+        {
+            let mut scored = Self::score(self.vocab_size, output, token, best);
+            let listed =
+                params.logprob_token_ids.iter().filter(|id| (token..token + best).all(|top| top != **id));
+            let listed: Vec<_> = listed.map(|id| (*id, -1.0 - *id as f32)).collect();
+            scored.top_len += listed.len() as u32;
+            output.top.extend(listed);
             output.logprobs.resize(output.tokens.len() - 1, PositionLogprobs::default());
             output.logprobs.push(scored);
         }

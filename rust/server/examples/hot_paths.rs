@@ -16,7 +16,7 @@ use frizzen_server::mock;
 use frizzen_server::output::chat::Chat;
 use frizzen_server::output::message::{Reader, Shape};
 use frizzen_server::output::writer::Header;
-use frizzen_server::output::{ChoiceDelta, Envelope, Pieces, Usage, Writer as _};
+use frizzen_server::output::{ChoiceDelta, Envelope, Pieces, ShownPrompt, Usage, Writer as _};
 use frizzen_server::request::{Dialect, Fields, Shown};
 use frizzen_text::parse::{Format, Setup};
 use frizzen_text::{SpecialTokens, StreamOptions, TextStream, Tokenizer};
@@ -41,8 +41,10 @@ fn write_chat_chunk(times: usize) {
     let shown = Shown { stream: true, ..Shown::default() };
     let envelope = Envelope::new(&header, "chat.completion.chunk", "chat.completion", shown);
     let readers = vec![Reader::new(Format::default(), &Setup::default(), Shape::default())];
+    let prompt = ShownPrompt::new(&vec![1].into(), None, envelope.shown(), &tokenizer())
+        .expect("nothing is shown of it");
     let pieces = Pieces::new(tokenizer(), true, false);
-    let mut chat = Chat::new(envelope, pieces, vec![1].into(), None, None, readers, Shape::default());
+    let mut chat = Chat::new(envelope, pieces, prompt, None, None, readers, Shape::default());
     let (usage, mut out) = (Usage::default(), Vec::with_capacity(1024));
     for _ in 0..times {
         out.clear();

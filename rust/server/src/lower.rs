@@ -75,8 +75,8 @@ impl<'a> Plan<'a> {
             params.max_tokens = Some(1);
             params.min_tokens = 0;
         }
-        if kind.echo && params.logprobs.is_some() {
-            params.prompt_logprobs = params.prompt_logprobs.max(params.logprobs);
+        if kind.echo && params.num_alternatives().is_some() {
+            params.prompt_logprobs = params.prompt_logprobs.max(params.logprobs.or(Some(0)));
         }
         params.validate(&limits)?;
         let ending = Ending { include_stop: common.include_stop, prompt_only };

@@ -18,7 +18,7 @@ use crate::output::native::{self as native_output, Native};
 use crate::output::responses::Responses;
 use crate::output::tokens::Tokens;
 use crate::output::writer::Header;
-use crate::output::{Echo, Envelope, Pieces, Writer, chat, completion};
+use crate::output::{Echo, Envelope, Pieces, ShownPrompt, Writer, chat, completion};
 use crate::pooling::run::check_generates;
 use crate::request::responses::LOGPROBS;
 use crate::request::{
@@ -132,7 +132,7 @@ struct Said<'a> {
     name: &'a Arc<str>,
     served: &'a str,
     grammar: Option<&'a Grammar>,
-    tokens: &'a Arc<[TokenId]>,
+    prompt: ShownPrompt,
     readers: Vec<Reader>,
     shape: Shape,
 }
@@ -194,7 +194,9 @@ impl Job<'_> {
             self.model.reasoning_markers.as_ref(),
         );
         let name = self.answer_name(common);
-        let said = Said { name: &name, served, grammar: grammar.as_deref(), tokens: &tokens, readers, shape };
+        let source = Some(&*text).filter(|_| request.prompt_ids.is_none() && common.truncate.is_none());
+        let prompt = ShownPrompt::new(&tokens, source, &common.shown, &self.model.tokenizer)?;
+        let said = Said { name: &name, served, grammar: grammar.as_deref(), prompt, readers, shape };
         let writer = self.writer(request, voice, said);
         let prompts = [TokenPrompt { tokens, echo: None }];
         plan.lower(&prompts, constraint.as_ref(), &name, &self.model.tokenizer, writer)
@@ -202,7 +204,7 @@ impl Job<'_> {
 
     /// What writes the answer to a conversation.
     fn writer(&self, request: &ChatRequest, voice: Voice, said: Said<'_>) -> Box<dyn Writer> {
-        let Said { name, served, grammar, tokens, readers, shape } = said;
+        let Said { name, served, grammar, prompt, readers, shape } = said;
         let common = &request.common;
         // The translated dialects have one choice.
         let reader = |mut readers: Vec<Reader>| readers.swap_remove(0);
@@ -216,8 +218,8 @@ impl Job<'_> {
                     grammar,
                 ),
                 self.pieces(common),
-                Arc::clone(tokens),
-                as_count(common.params.logprobs),
+                prompt,
+                as_count(common.params.num_alternatives()),
                 as_count(common.params.prompt_logprobs),
                 readers,
                 shape,
@@ -239,7 +241,7 @@ impl Job<'_> {
                     work: background.then(|| Work::new(common.shown.stream).into()),
                 });
                 let tokenizer = Arc::clone(&self.model.tokenizer);
-                let asked = as_count(common.params.logprobs).map(|top| (self.pieces(common), top));
+                let asked = as_count(common.params.num_alternatives()).map(|top| (self.pieces(common), top));
                 let writer = Responses::new((name, served), echo, reader(readers), tokenizer, keep);
                 Box::new(writer.with_logprobs(asked))
             }
@@ -294,10 +296,10 @@ impl Job<'_> {
             PromptKind { field: "prompt", echo, continues_text: true, streams_scores },
         )?;
         let prompts = prompts.into_iter().map(|prompt| self.token_prompt(prompt, &common, &plan, echo));
-        let prompts = prompts.collect::<Result<Vec<_>, _>>()?;
+        let (prompts, shown): (Vec<_>, Vec<_>) = prompts.collect::<Result<Vec<_>, _>>()?.into_iter().unzip();
         let grammar = self.state.grammar(common.grammar.as_ref())?;
         let name = self.answer_name(&common);
-        let writer = self.completion_writer(form, &common, &name, served, &prompts, grammar.as_deref());
+        let writer = self.completion_writer(form, &common, &name, served, shown, grammar.as_deref());
         let constraint = Enforced::plain(grammar.as_ref());
         plan.lower(&prompts, constraint.as_ref(), &name, &self.model.tokenizer, writer)
     }
@@ -308,12 +310,11 @@ impl Job<'_> {
         common: &Common,
         name: &Arc<str>,
         served: &str,
-        prompts: &[TokenPrompt],
+        prompts: Vec<ShownPrompt>,
         grammar: Option<&Grammar>,
     ) -> Box<dyn Writer> {
-        let logprobs = as_count(common.params.logprobs);
+        let logprobs = as_count(common.params.num_alternatives());
         let prompt_logprobs = as_count(common.params.prompt_logprobs);
-        let prompts: Vec<Arc<[TokenId]>> = prompts.iter().map(|prompt| Arc::clone(&prompt.tokens)).collect();
         let samples = common.n as usize;
         match *form {
             Form::Tokens => {
@@ -325,7 +326,7 @@ impl Job<'_> {
                     grammar_enforced: enforced(grammar),
                 };
                 let envelope = Envelope::new(&header, "generation.chunk", "generation", common.shown.clone());
-                let prompt = Arc::clone(&prompts[0]);
+                let prompt = Arc::clone(&prompts[0].tokens);
                 Box::new(Tokens::new(envelope, self.pieces(common), prompt, logprobs, prompt_logprobs))
             }
             Form::Native { is_list, logprob_start, with_text } => {
@@ -336,6 +337,7 @@ impl Job<'_> {
                     logprob_start,
                     with_text,
                 };
+                let prompts = prompts.into_iter().map(|prompt| prompt.tokens).collect();
                 Box::new(Native::new(shown, self.pieces(common), prompts, samples))
             }
             Form::Completion => {
@@ -359,7 +361,7 @@ impl Job<'_> {
         common: &Common,
         plan: &Plan<'_>,
         echo: bool,
-    ) -> Result<TokenPrompt, ApiError> {
+    ) -> Result<(TokenPrompt, ShownPrompt), ApiError> {
         let (text, tokens) = match prompt {
             Prompt::Text(text) => {
                 let tokens = plan.tokenise(&text, common.add_special.unwrap_or(true), self.model)?;
@@ -368,11 +370,12 @@ impl Job<'_> {
             Prompt::Ids(ids) => (None, plan.truncate(ids)),
         };
         let tokens: Arc<[TokenId]> = tokens.into();
+        let shown = ShownPrompt::new(&tokens, text.as_deref(), &common.shown, &self.model.tokenizer)?;
         let echo = echo.then(|| Echo {
             text: text.unwrap_or_else(|| self.model.tokenizer.decode(&tokens, common.skip_special)).into(),
             tokens: Arc::clone(&tokens),
         });
-        Ok(TokenPrompt { tokens, echo })
+        Ok((TokenPrompt { tokens, echo }, shown))
     }
 
     /// The caller's name for the request, or the one it was given at the edge.

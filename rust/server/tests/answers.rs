@@ -10,6 +10,13 @@ use common::{Server, finish_reasons, joined, letters, saying, script, short_cont
 use frizzen_engine::mock::{Content, MockWorker};
 use serde_json::{Value, json};
 
+/// The members of both.
+fn with(fields: &Value, more: &Value) -> Value {
+    let mut all = fields.clone();
+    all.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    all
+}
+
 fn bytes_of(entries: &Value) -> Vec<u8> {
     let entries = entries.as_array().unwrap().iter();
     entries
@@ -54,6 +61,74 @@ fn streamed_logprobs_are_those_of_the_answer_sglang_28601() {
         let parts = events.iter().filter_map(|event| event["choices"][0]["logprobs"][list].as_array());
         assert_eq!(whole[list], json!(parts.flatten().collect::<Vec<_>>()), "{list}");
     }
+}
+
+#[test]
+fn listed_tokens_follow_the_likeliest_ones_and_stand_once() {
+    let server = Server::start(script("hello"));
+    let fields = json!({
+        "logprob_token_ids": [40, 7, 40], "return_tokens_as_token_ids": true, "max_tokens": 3, "n": 2, "seed": 1
+    });
+    let whole = server.client().chat(&fields).ok();
+    for choice in whole["choices"].as_array().unwrap() {
+        for entry in choice["logprobs"]["content"].as_array().unwrap() {
+            let names: Vec<_> =
+                entry["top_logprobs"].as_array().unwrap().iter().map(|top| &top["token"]).collect();
+            assert_eq!(
+                names,
+                ["token_id:40", "token_id:7"],
+                "in the order of the request, without logprobs: true"
+            );
+        }
+    }
+    let best = json!({"logprobs": true, "top_logprobs": 1});
+    let together = server.client().chat(&with(&fields, &best)).ok();
+    let first = &together["choices"][0]["logprobs"]["content"][0];
+    let names: Vec<_> = first["top_logprobs"].as_array().unwrap().iter().map(|top| &top["token"]).collect();
+    assert_eq!(names, [&first["token"], &json!("token_id:40"), &json!("token_id:7")]);
+
+    let chosen = first["token"].as_str().unwrap().trim_start_matches("token_id:").parse::<u32>().unwrap();
+    let same = with(&with(&fields, &best), &json!({"logprob_token_ids": [chosen]}));
+    let first = &server.client().chat(&same).ok()["choices"][0]["logprobs"]["content"][0];
+    assert_eq!(first["top_logprobs"].as_array().unwrap().len(), 1, "{first}");
+
+    let body = json!({"prompt": "x", "logprob_token_ids": [40], "echo": true, "max_tokens": 1,
+                      "return_tokens_as_token_ids": true});
+    let tops = server.client().completion(&body).ok()["choices"][0]["logprobs"]["top_logprobs"].clone();
+    let last = tops.as_array().unwrap().last().unwrap().as_object().unwrap();
+    assert!(last.contains_key("token_id:40") && last.len() == 2, "{tops}");
+}
+
+#[test]
+fn too_many_listed_tokens_are_refused_with_the_limit() {
+    let server = Server::start(letters());
+    let ids: Vec<u32> = (0..21).collect();
+    let answer = server.client().chat(&json!({"logprob_token_ids": ids}));
+    let (status, _, param) = answer.error();
+    assert_eq!((status, param.as_deref()), (400, Some("logprob_token_ids")));
+    assert!(answer.text().contains("at most 20 together, got 21"), "{}", answer.text());
+}
+
+#[test]
+fn the_prompt_is_shown_as_text_and_each_of_its_tokens_has_its_characters() {
+    let server = Server::start(script("hi"));
+    let asked = json!({"return_prompt_text": true, "return_token_offsets": true, "return_token_ids": true});
+    let chat = server.client().chat(&asked).ok();
+    let text: Vec<char> = chat["prompt_text"].as_str().unwrap().chars().collect();
+    let offsets: Vec<[usize; 2]> = serde_json::from_value(chat["prompt_token_offsets"].clone()).unwrap();
+    assert_eq!(offsets.len(), chat["prompt_token_ids"].as_array().unwrap().len());
+    let joined: String = offsets.iter().flat_map(|[start, end]| &text[*start..*end]).collect();
+    assert_eq!(joined, text.iter().collect::<String>());
+    let events = server.client().chat(&streamed(&asked)).events();
+    assert_eq!(events[0]["prompt_text"], chat["prompt_text"]);
+    assert_eq!(events[0]["prompt_token_offsets"], chat["prompt_token_offsets"]);
+    assert!(events[1..].iter().all(|event| event["prompt_text"].is_null()));
+
+    let several = with(&asked, &json!({"prompt": ["a b", "é語"], "max_tokens": 1}));
+    let choices = server.client().completion(&several).ok()["choices"].clone();
+    assert_eq!([&choices[0]["prompt_text"], &choices[1]["prompt_text"]], ["a b", "é語"]);
+    let last = choices[1]["prompt_token_offsets"].as_array().unwrap().last().unwrap().clone();
+    assert_eq!(last[1], json!(2), "characters, not bytes: {last}");
 }
 
 #[test]

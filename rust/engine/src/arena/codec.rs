@@ -235,12 +235,12 @@ impl<'a> Arena<'a> {
             let mut asked = requests.iter().peekable();
             for (at, count) in output.num_sampled.iter().enumerate() {
                 let count = *count as usize;
-                if let Some((_, alternatives)) = asked.next_if(|(row, _)| *row as usize == at) {
+                if let Some(asked) = asked.next_if(|asked| asked.row as usize == at) {
                     for i in 0..count {
                         let from = at * width + i;
                         output.logprobs[first + i] = self.position(
                             from,
-                            *alternatives,
+                            [asked.best, asked.listed],
                             &mut output.top,
                             [S::logprobs, S::ranks, S::top_tokens, S::top_logprobs],
                         );
@@ -252,31 +252,38 @@ impl<'a> Arena<'a> {
         for (from, position) in plan.prompt_positions.iter().enumerate() {
             let sections =
                 [S::prompt_logprobs, S::prompt_ranks, S::prompt_top_tokens, S::prompt_top_logprobs];
-            let scored = self.position(from, position.alternatives, &mut output.top, sections);
+            let scored = self.position(from, [position.alternatives, 0], &mut output.top, sections);
             output.prompt_logprobs.push(scored);
         }
     }
 
-    /// Log-probabilities at index `at`; sections are those of the value, the rank, and the alternatives.
+    /// Log-probabilities at index `at`: so many of the most likely tokens, then so many listed ones, of which each stands
+    /// once. Sections are those of the value, the rank, and the alternatives.
     fn position(
         &self,
         at: usize,
-        alternatives: u32,
+        [best, listed]: [u32; 2],
         top: &mut Vec<(u32, f32)>,
         sections: [S; 4],
     ) -> PositionLogprobs {
         let [logprob, rank, tokens, values] = sections;
         let most = self.layout.limits().max_logprobs;
-        let len = (alternatives as usize).min(most);
+        let len = ((best + listed) as usize).min(most);
         let range = at * most..at * most + len;
-        let top_start = top.len() as u32;
-        let tokens = self.get::<i32>(tokens)[range.clone()].iter();
-        top.extend(tokens.zip(&self.get::<f32>(values)[range]).map(|(token, value)| (*token as u32, *value)));
+        let top_start = top.len();
+        let tokens = self.get::<i32>(tokens)[range.clone()].iter().map(|token| *token as u32);
+        let mut all = tokens.zip(self.get::<f32>(values)[range].iter().copied());
+        top.extend(all.by_ref().take(best as usize));
+        for (token, value) in all {
+            if !top[top_start..].iter().any(|(other, _)| *other == token) {
+                top.push((token, value));
+            }
+        }
         PositionLogprobs {
             logprob: self.get::<f32>(logprob)[at],
             rank: self.get::<i32>(rank)[at] as u32,
-            top_start,
-            top_len: len as u32,
+            top_start: top_start as u32,
+            top_len: (top.len() - top_start) as u32,
         }
     }
 }
@@ -336,7 +343,8 @@ fn rules_of(admission: &Admission) -> impl Iterator<Item = (i32, i32, f32)> {
     let allowed = params.allowed_token_ids.iter().flatten().map(|token| (rule::ALLOW, *token as i32, 0.0));
     let shielded = params.min_tokens > 0;
     let suppressed = admission.suppressed.iter().filter(move |_| shielded);
-    biases.chain(allowed).chain(suppressed.map(|token| (rule::SUPPRESS, *token as i32, 0.0)))
+    let scored = params.logprob_token_ids.iter().map(|token| (rule::SCORE, *token as i32, 0.0));
+    biases.chain(allowed).chain(suppressed.map(|token| (rule::SUPPRESS, *token as i32, 0.0))).chain(scored)
 }
 
 fn history_of(admission: &Admission) -> impl Iterator<Item = i32> {

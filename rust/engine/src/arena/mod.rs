@@ -19,7 +19,7 @@ pub use codec::Arena;
 use crate::worker::WorkerInfo;
 
 /// Version of the layout, in the header's first word.
-pub const VERSION: i64 = 5;
+pub const VERSION: i64 = 6;
 
 /// Element type of a section.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -247,6 +247,8 @@ pub mod rule {
     pub const ALLOW: i32 = 1;
     /// The token may not be sampled before `min_tokens`.
     pub const SUPPRESS: i32 = 2;
+    /// The token's log-probability is reported at every sampled position.
+    pub const SCORE: i32 = 3;
 }
 
 /// Values of `row_status`.

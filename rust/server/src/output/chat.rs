@@ -3,9 +3,6 @@
 //! The order is fixed by construction: a choice's role chunk comes with its first delta, so not before its first
 //! token; then what the choice's [`Reader`] makes of its text; then one chunk with an empty delta and the reason.
 
-use std::sync::Arc;
-
-use frizzen_core::TokenId;
 use frizzen_text::parse::{Delta, Message};
 
 use crate::error::ApiError;
@@ -13,6 +10,7 @@ use crate::output::delta::{ChoiceDelta, Finish};
 use crate::output::logprobs;
 use crate::output::message::{Parts, Reader, Shape};
 use crate::output::pieces::Pieces;
+use crate::output::prompt::ShownPrompt;
 use crate::output::usage::Usage;
 use crate::output::writer::{Envelope, Writer, write_ids};
 
@@ -21,7 +19,7 @@ use crate::output::writer::{Envelope, Writer, write_ids};
 pub struct Chat {
     envelope: Envelope,
     pieces: Pieces,
-    prompt: Arc<[TokenId]>,
+    prompt: ShownPrompt,
     /// Alternatives per token, if they were asked for.
     logprobs: Option<usize>,
     /// Alternatives per prompt token, if they were asked for.
@@ -42,7 +40,7 @@ impl Chat {
     pub fn new(
         envelope: Envelope,
         pieces: Pieces,
-        prompt: Arc<[TokenId]>,
+        prompt: ShownPrompt,
         logprobs: Option<usize>,
         prompt_logprobs: Option<usize>,
         readers: Vec<Reader>,
@@ -73,7 +71,7 @@ impl Chat {
         if std::mem::replace(&mut self.choices[index].begun, true) {
             return;
         }
-        let prompt = (first && self.envelope.shown().token_ids).then_some(&*self.prompt);
+        let prompt = Some(&self.prompt).filter(|prompt| first && prompt.is_shown());
         let role =
             b",\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"logprobs\":null,\"finish_reason\":null";
         self.envelope.event(index, usage, prompt, out, |out| out.extend_from_slice(role));
@@ -156,11 +154,9 @@ impl Writer for Chat {
         self.envelope.answer(choices, usage, out, choice, |out| {
             if let (Some(top), Some(first)) = (self.prompt_logprobs, choices.first()) {
                 out.extend_from_slice(b",\"prompt_logprobs\":");
-                logprobs::prompt(&self.pieces, &self.prompt, &first.prompt_logprobs, top, out);
+                logprobs::prompt(&self.pieces, &self.prompt.tokens, &first.prompt_logprobs, top, out);
             }
-            if self.envelope.shown().token_ids {
-                write_ids("prompt_token_ids", &self.prompt, out);
-            }
+            self.prompt.write(out);
         });
     }
 }

@@ -1,14 +1,11 @@
 //! Completions: text, and the reason in the chunk that brings the last of it.
 
-use std::sync::Arc;
-
-use frizzen_core::TokenId;
-
 use crate::error::ApiError;
 use crate::json;
 use crate::output::delta::{ChoiceDelta, Finish};
 use crate::output::logprobs::{self, Offsets};
 use crate::output::pieces::Pieces;
+use crate::output::prompt::ShownPrompt;
 use crate::output::usage::Usage;
 use crate::output::writer::{Envelope, Writer, write_ids};
 
@@ -18,7 +15,7 @@ pub struct Completion {
     envelope: Envelope,
     pieces: Pieces,
     /// One prompt per group of samples.
-    prompts: Vec<Arc<[TokenId]>>,
+    prompts: Vec<ShownPrompt>,
     samples: usize,
     /// Alternatives per token, if they were asked for.
     logprobs: Option<usize>,
@@ -33,7 +30,7 @@ impl Completion {
     pub fn new(
         envelope: Envelope,
         pieces: Pieces,
-        prompts: Vec<Arc<[TokenId]>>,
+        prompts: Vec<ShownPrompt>,
         samples: usize,
         logprobs: Option<usize>,
         prompt_logprobs: Option<usize>,
@@ -42,7 +39,7 @@ impl Completion {
         Self { envelope, pieces, prompts, samples, logprobs, prompt_logprobs, offsets }
     }
 
-    fn prompt(&self, choice: usize) -> &Arc<[TokenId]> {
+    fn prompt(&self, choice: usize) -> &ShownPrompt {
         &self.prompts[choice / self.samples]
     }
 
@@ -62,9 +59,9 @@ impl Completion {
         }
         if self.envelope.shown().token_ids {
             write_ids("token_ids", &delta.tokens, out);
-            if first {
-                write_ids("prompt_token_ids", self.prompt(delta.index), out);
-            }
+        }
+        if first {
+            self.prompt(delta.index).write(out);
         }
         Finish::write(delta.finish.as_ref(), out);
     }
@@ -98,7 +95,13 @@ impl Writer for Completion {
             self.write_choice(delta, &mut Offsets::default(), true, out);
             if let Some(top) = self.prompt_logprobs {
                 out.extend_from_slice(b",\"prompt_logprobs\":");
-                logprobs::prompt(&self.pieces, self.prompt(delta.index), &delta.prompt_logprobs, top, out);
+                logprobs::prompt(
+                    &self.pieces,
+                    &self.prompt(delta.index).tokens,
+                    &delta.prompt_logprobs,
+                    top,
+                    out,
+                );
             }
         };
         self.envelope.answer(choices, usage, out, choice, |_| {});

@@ -5,7 +5,7 @@
 //! * [`writer`]: the seam; [`chat`] and [`completion`] write deltas as chunks, or the merged deltas as one answer.
 //! * [`message`]: what a choice's text says: reasoning, content, tool calls.
 //! * [`waterfall`]: where the time went.
-//! * [`pieces`], [`logprobs`]: tokens as text and bytes. * [`stream`]: the event stream.
+//! * [`prompt`]: what is shown of a prompt. * [`pieces`], [`logprobs`]: tokens as text and bytes. * [`stream`]: the event stream.
 
 pub mod blocks;
 pub mod chat;
@@ -19,6 +19,7 @@ pub mod message;
 pub mod messages;
 pub mod native;
 pub mod pieces;
+pub mod prompt;
 pub mod responses;
 pub mod stream;
 pub mod tokens;
@@ -29,6 +30,7 @@ pub mod writer;
 pub use delta::{ChoiceDelta, Echo, Finish, StopDetail};
 pub use generation::Generation;
 pub use pieces::Pieces;
+pub use prompt::ShownPrompt;
 pub use usage::Usage;
 pub use waterfall::Waterfall;
 pub use writer::{Envelope, Writer};

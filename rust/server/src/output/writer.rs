@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::error::ApiError;
 use crate::json;
-use crate::output::{ChoiceDelta, Usage};
+use crate::output::{ChoiceDelta, ShownPrompt, Usage};
 use crate::request::Shown;
 use crate::store::{Keep, Work};
 
@@ -105,13 +105,13 @@ impl Envelope {
         &self.shown
     }
 
-    /// Appends one event with one choice, whose members after `index` are written by `members`; `prompt` are ids to
-    /// show beside it.
+    /// Appends one event with one choice, whose members after `index` are written by `members`; `prompt` is what to
+    /// show of it beside.
     pub fn event(
         &self,
         index: usize,
         usage: &Usage,
-        prompt: Option<&[TokenId]>,
+        prompt: Option<&ShownPrompt>,
         out: &mut Vec<u8>,
         members: impl FnOnce(&mut Vec<u8>),
     ) {
@@ -122,7 +122,7 @@ impl Envelope {
         members(out);
         out.extend_from_slice(b"}]");
         if let Some(prompt) = prompt {
-            write_ids("prompt_token_ids", prompt, out);
+            prompt.write(out);
         }
         if self.shown.continuous_usage {
             out.extend_from_slice(b",\"usage\":");

@@ -58,6 +58,10 @@ pub struct Shown {
     pub timings: bool,
     /// The ids of prompt and output.
     pub token_ids: bool,
+    /// The text of the prompt.
+    pub prompt_text: bool,
+    /// The characters of each token of the prompt.
+    pub token_offsets: bool,
     /// Tokens in log-probabilities as `token_id:N`.
     pub tokens_as_ids: bool,
 }
@@ -167,6 +171,7 @@ fn sampling(
         min_tokens: fields.integer("min_tokens", 0..=u32::MAX)?.unwrap_or(base.min_tokens),
         stop_token_ids: fields.token_ids("stop_token_ids", vocab)?.unwrap_or_default(),
         ignore_eos: fields.flag("ignore_eos")?,
+        logprob_token_ids: fields.token_ids("logprob_token_ids", vocab)?.unwrap_or_default(),
         prompt_logprobs: fields.integer("prompt_logprobs", 0..=u32::MAX)?,
         logit_bias: logit_bias(fields, vocab)?,
         allowed_token_ids: fields.token_ids("allowed_token_ids", vocab)?,
@@ -275,6 +280,8 @@ fn shown(fields: &mut Fields) -> Result<Shown, ApiError> {
         continuous_usage: option("continuous_usage_stats")?,
         timings: fields.flag("timings")?,
         token_ids: fields.flag("return_token_ids")?,
+        prompt_text: fields.flag("return_prompt_text")?,
+        token_offsets: fields.flag("return_token_offsets")?,
         tokens_as_ids: fields.flag("return_tokens_as_token_ids")?,
     })
 }

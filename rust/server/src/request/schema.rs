@@ -34,7 +34,9 @@ fn flag(name: &str) -> Option<Value> {
             | "return_documents"
             | "return_logprob"
             | "return_text_in_logprobs"
+            | "return_prompt_text"
             | "return_token_ids"
+            | "return_token_offsets"
             | "return_tokens_as_token_ids"
             | "skip_special_tokens"
             | "softmax"
@@ -70,7 +72,9 @@ fn shared(name: &str) -> Option<Value> {
         "seed" => json!({"type": "integer", "minimum": i64::MIN, "maximum": u64::MAX}),
         "stop" | "stop_sequences" => one_or_many(MAX_STOP),
         "bad_words" => one_or_many(MAX_BAD_WORDS),
-        "stop_token_ids" | "allowed_token_ids" | "token_ids" | "prompt_token_ids" => ids(),
+        "stop_token_ids" | "allowed_token_ids" | "logprob_token_ids" | "token_ids" | "prompt_token_ids" => {
+            ids()
+        }
         "logit_bias" => {
             json!({"type": "object", "maxProperties": MAX_LOGIT_BIAS,
                 "propertyNames": {"pattern": "^[0-9]+$"},
