@@ -1,8 +1,8 @@
 //! Listening, and the connections that come of it.
 //!
 //! Invariants: a client that does not end its handshake, or send its request's head, in time is dropped; nothing but running
-//! out of descriptors
-//! stops accepting, and that only for a moment; when asked to stop, connections end after the answer they are in.
+//! out of descriptors stops accepting, and that only for a moment; when asked to stop, connections end after the answer they
+//! are in.
 
 use std::convert::Infallible;
 use std::future::{pending, poll_fn};
