@@ -42,12 +42,12 @@ def test_float32_equals_the_cpu(config: Path, family: str) -> None:
 
 @pytest.mark.parametrize("family", MOE_FAMILIES)
 def test_bfloat16_is_as_close_to_float32_as_the_cpu(config: Path, family: str) -> None:
-    """Bounds, on the root mean square error of each token's logits: its median is at most 1.5 times the CPU's in
-    bfloat16, and at most a tenth of the tokens err by more than thrice that median.
+    """Bounds on the root mean square error of each token's logits: its median is at most 1.5 times the CPU's
+    in bfloat16, and at most a tenth of the tokens err by more than twice as much.
 
-    Not the mean over tokens: where two experts are all but equally good, rounding chooses, and one such token errs
-    by 20 times the median. On a CPU 0 to 5 of these 90 do, by the seed of the weights (DeepSeek-V3), which moves
-    the mean fourfold and the median by a tenth.
+    Not the mean over tokens: where two experts are all but equally good, rounding chooses, and such a token
+    errs by 20 times the median. On a CPU 0 to 5 of these 90 do, by the seed of the weights (DeepSeek-V3),
+    which moves the mean fourfold and the median by a tenth.
     """
     exact = Driver(load(config, load_format="dummy", seed=1)).prefill(Stream(prompts()[2]))
     here, there = (
