@@ -241,16 +241,19 @@ def forward_ms(bench: Bench, mode: Mode) -> float:
     return statistics.median(found)
 
 
-def overhead(bench: Bench, name: str, swept: dict[Mode, Rate]) -> Iterator[Row]:
+def overhead(bench: Bench, name: str, shape: MoeShape, swept: dict[Mode, Rate]) -> Iterator[Row]:
     """What drafting and verifying add to a step of one row beside its forward pass.
 
     The forward pass, which touches the experts of the drafts, is measured on the device; what else a plain
-    step takes belongs to any step.
+    step takes belongs to any step. The drafter's own weights have to be read all the same: their part, at the
+    rate that the device reads with, stands beside what is left.
     """
     passes = {mode: forward_ms(bench, mode) for mode in swept}
     off = swept["off"].step_ms
     for mode in LENGTHS:
         bare = passes[mode] + off - passes["off"]
+        took = swept[mode].step_ms / bare - 1
+        read = 1e3 * drafters.drafting_seconds(name, shape, mode) / bare
         yield {
             "what": "overhead",
             "drafter": name,
@@ -259,7 +262,9 @@ def overhead(bench: Bench, name: str, swept: dict[Mode, Rate]) -> Iterator[Row]:
             "forward_ms": round(passes[mode], 3),
             "off_ms": round(off, 3),
             "off_forward_ms": round(passes["off"], 3),
-            "overhead": round(swept[mode].step_ms / bare - 1, 3),
+            "overhead": round(took, 3),
+            "drafters_bytes": round(read, 3),
+            "beyond_bytes": round(took - read, 3),
             "goal": GOAL_OVERHEAD,
         }
 
@@ -373,7 +378,7 @@ def measure(arguments: argparse.Namespace, name: str, folder: Path, show: Any) -
                 )
             )
         if 1 in sweeps and worker._graphs is not None:
-            show(overhead(bench, name, sweeps[1]))
+            show(overhead(bench, name, shape, sweeps[1]))
         for line in lines:
             show(timeline(bench, line, name))
         show(cells(bench, name, sweeps, arguments.acceptances))
