@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from benches.gpu.shape import MoeShape
+from benches.gpu.shape import READ_RATE, MoeShape
 
-__all__ = ["DRAFTERS", "options", "target"]
+__all__ = ["DRAFTERS", "drafting_seconds", "options", "target"]
 
 DRAFTERS = ("ngram", "suffix", "mtp", "eagle3", "dspark", "draft_model")
 INTERMEDIATE = 3
@@ -16,6 +16,8 @@ INTERMEDIATE = 3
 DRAFT_VOCABULARY = 32_000
 """Of EAGLE-3, as its authors publish it."""
 MARKOV_RANK = 256
+TAPS = 3
+"""Layers of the target that EAGLE-3 and DSpark read."""
 
 
 def target(name: str, shape: MoeShape) -> dict[str, Any]:
@@ -39,6 +41,33 @@ def target(name: str, shape: MoeShape) -> dict[str, Any]:
         "partial_rotary_factor": 1.0,
         "num_nextn_predict_layers": 1,
     }
+
+
+def drafting_seconds(name: str, shape: MoeShape, drafts: int) -> float:
+    """Least time of the drafts of one row: every weight of the drafter is read as often as its passes need.
+
+    Most read their layer and head for every draft, and for the step's tokens what makes their keys and
+    values. DSpark reads layer and head once, and for every draft what a token says of the next one.
+    """
+    if not drafts or name in ("ngram", "suffix"):
+        return 0.0
+    hidden, keys, whole = shape.hidden, 2 * shape.kv_heads * shape.head_dim, shape.vocabulary * shape.hidden
+    layer = shape.attention_weights + 3 * INTERMEDIATE * hidden * hidden
+    combine = TAPS * hidden * hidden
+    if name == "eagle3":
+        # Token and state stand beside each other before the layer.
+        layer += hidden * shape.qkv_features
+        head = min(DRAFT_VOCABULARY, shape.vocabulary) * hidden
+        weights = combine + 2 * hidden * keys + drafts * (layer + head)
+    elif name == "dspark":
+        weights = combine + hidden * keys + layer + whole + drafts * shape.vocabulary * MARKOV_RANK
+    elif name == "mtp":
+        project, router = 2 * hidden * hidden, shape.experts * hidden
+        layer = shape.attention_weights + router + shape.top_k * shape.expert_weights
+        weights = project + hidden * keys + drafts * (project + layer + whole)
+    else:
+        weights = drafts * (layer + whole)
+    return 2 * weights / READ_RATE
 
 
 def options(name: str, shape: MoeShape, layers: int, folder: Path, most: int) -> dict[str, Any]:

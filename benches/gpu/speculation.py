@@ -4,7 +4,8 @@ For each drafter one engine serves everything: lengths are a field of requests, 
 changed between runs. Throughput is that of decode steps while all rows of the batch are running. The best
 constant length is found by a sweep over ``LENGTHS`` at the batch; since forced acceptance changes the tokens
 of a step and not its time, one sweep serves all acceptances. The guard knows the sweep's times, as a server's
-knows those of the steps before; each acceptance begins with steps of the longest drafts, which teach it.
+knows those of the steps before; each acceptance begins with steps of the longest drafts, which teach it. In a
+cell ``auto``, ``off`` and the best length take turns, so that each is compared with what ran beside it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from math import nan
 from pathlib import Path
 from typing import Any
@@ -31,7 +33,7 @@ from frizzen.worker.worker import Worker
 
 LENGTHS = (1, 2, 3, 5)
 ACCEPTANCES = (4.0, 3.0, 2.0, 1.2)
-BATCHES = {1: 100, 8: 60, 32: 40, 128: 25}
+BATCHES = {1: 160, 8: 80, 32: 50, 128: 30}
 """Steps of a run by rows."""
 GOAL_OFF, GOAL_BEST, GOAL_OVERHEAD, GOAL_LOADED = 0.98, 0.95, 0.08, 0.99
 TINY = replace(
@@ -65,6 +67,8 @@ class Rate:
     """Median."""
     tokens_per_step: float
     """And row."""
+    kinds: list[tuple[float, int, int, float]] = field(default_factory=list)
+    """Drafts and proposals per row (-1: something was captured), how many such steps, their median time."""
 
 
 @dataclass(slots=True)
@@ -106,14 +110,19 @@ class Bench:
 def rate(steps: Steps, rows: int) -> Rate:
     """Of the steps that decode all ``rows`` after one that does; not a number if there are none."""
     most = rows * (1 + max(LENGTHS))
-    gaps, tokens = [], 0
-    for before, after in zip(steps.ends, steps.ends[1:], strict=False):
-        if before[1] == after[1] == rows and before[2] <= most and after[2] <= most:
-            gaps.append(after[0] - before[0])
-            tokens += after[3]
+    gaps, tokens, kinds = [], 0, dict[tuple[float, int], list[float]]()
+    for before, after in pairwise(steps.ends):
+        if before.rows == after.rows == rows and before.tokens <= most and after.tokens <= most:
+            gaps.append(after.at - before.at)
+            tokens += after.sampled
+            kind = (round(after.tokens / rows - 1, 2), -1 if after.irregular else after.proposed)
+            kinds.setdefault(kind, []).append(1e3 * gaps[-1])
     if not gaps:
         return Rate(nan, nan, nan)
-    return Rate(tokens / sum(gaps), 1e3 * statistics.median(gaps), tokens / len(gaps) / rows)
+    chosen = [
+        (*kind, len(times), round(statistics.median(times), 3)) for kind, times in sorted(kinds.items())
+    ]
+    return Rate(tokens / sum(gaps), 1e3 * statistics.median(gaps), tokens / len(gaps) / rows, chosen)
 
 
 def expected(mode: Mode, acceptance: float) -> float:
@@ -136,33 +145,41 @@ def sweep(bench: Bench, rows: int) -> dict[Mode, Rate]:
 def cells(
     bench: Bench, name: str, sweeps: dict[int, dict[Mode, Rate]], acceptances: Sequence[float]
 ) -> Iterator[Row]:
-    """``auto`` beside ``off`` in the same minute, and the best constant length by the sweep."""
+    """``auto``, ``off`` and the constant length that the sweep says is best, in turns there and back.
+
+    ``noise`` is how far the two runs of ``off`` or of the best length differ.
+    """
     for acceptance in acceptances:
         bench.force(acceptance)
         bench.run(max(sweeps), max(LENGTHS), acceptance, count=12)
         for rows, swept in sweeps.items():
+            best = max(swept, key=lambda mode: expected(mode, acceptance) / swept[mode].step_ms)
             bench.run(rows, "auto", acceptance)
-            off = bench.run(rows, "off", acceptance)
-            auto = bench.run(rows, "auto", acceptance)
-            gains: dict[Mode, float] = {
-                mode: expected(mode, acceptance) * swept["off"].step_ms / one.step_ms
-                for mode, one in swept.items()
-            }
-            best = max(gains, key=lambda mode: gains[mode])
-            against_off = auto.tokens_per_s / off.tokens_per_s
+            turns: list[Mode] = ["off", "auto"] if best == "off" else ["off", best, "auto"]
+            found: dict[Mode, list[Rate]] = {}
+            for mode in (*turns, *reversed(turns)):
+                found.setdefault(mode, []).append(bench.run(rows, mode, acceptance))
+            off, auto, fixed = (
+                statistics.harmonic_mean([one.tokens_per_s for one in found[mode]])
+                for mode in ("off", "auto", best)
+            )
+            speeds = [[one.tokens_per_s for one in found[mode]] for mode in turns if mode != "auto"]
             yield {
                 "what": "cell",
                 "drafter": name,
                 "acceptance": acceptance,
                 "rows": rows,
-                "off_tok_s": round(off.tokens_per_s, 1),
-                "auto_tok_s": round(auto.tokens_per_s, 1),
-                "auto_tokens_per_step": round(auto.tokens_per_step, 3),
-                "auto_of_off": round(against_off, 3),
+                "off_tok_s": round(off, 1),
+                "auto_tok_s": round(auto, 1),
+                "auto_tokens_per_step": round(found["auto"][-1].tokens_per_step, 3),
+                "auto_of_off": round(auto / off, 3),
                 "best": best,
-                "best_of_off": round(gains[best], 3),
-                "auto_of_best": round(against_off / gains[best], 3),
-                "holds": against_off >= GOAL_OFF and against_off / gains[best] >= GOAL_BEST,
+                "best_of_off": round(fixed / off, 3),
+                "auto_of_best": round(auto / fixed, 3),
+                "noise": round(max(max(two) / min(two) for two in speeds) - 1, 3),
+                "holds": auto >= GOAL_OFF * off and auto >= GOAL_BEST * fixed,
+                "auto_steps": [step for one in found["auto"] for step in one.kinds],
+                "best_steps": [step for one in found[best] for step in one.kinds],
             }
 
 
@@ -224,16 +241,19 @@ def forward_ms(bench: Bench, mode: Mode) -> float:
     return statistics.median(found)
 
 
-def overhead(bench: Bench, name: str, swept: dict[Mode, Rate]) -> Iterator[Row]:
+def overhead(bench: Bench, name: str, shape: MoeShape, swept: dict[Mode, Rate]) -> Iterator[Row]:
     """What drafting and verifying add to a step of one row beside its forward pass.
 
     The forward pass, which touches the experts of the drafts, is measured on the device; what else a plain
-    step takes belongs to any step.
+    step takes belongs to any step. The drafter's own weights have to be read all the same: their part, at the
+    rate that the device reads with, stands beside what is left.
     """
     passes = {mode: forward_ms(bench, mode) for mode in swept}
     off = swept["off"].step_ms
     for mode in LENGTHS:
         bare = passes[mode] + off - passes["off"]
+        took = swept[mode].step_ms / bare - 1
+        read = 1e3 * drafters.drafting_seconds(name, shape, mode) / bare
         yield {
             "what": "overhead",
             "drafter": name,
@@ -242,7 +262,9 @@ def overhead(bench: Bench, name: str, swept: dict[Mode, Rate]) -> Iterator[Row]:
             "forward_ms": round(passes[mode], 3),
             "off_ms": round(off, 3),
             "off_forward_ms": round(passes["off"], 3),
-            "overhead": round(swept[mode].step_ms / bare - 1, 3),
+            "overhead": round(took, 3),
+            "drafters_bytes": round(read, 3),
+            "beyond_bytes": round(took - read, 3),
             "goal": GOAL_OVERHEAD,
         }
 
@@ -356,7 +378,7 @@ def measure(arguments: argparse.Namespace, name: str, folder: Path, show: Any) -
                 )
             )
         if 1 in sweeps and worker._graphs is not None:
-            show(overhead(bench, name, sweeps[1]))
+            show(overhead(bench, name, shape, sweeps[1]))
         for line in lines:
             show(timeline(bench, line, name))
         show(cells(bench, name, sweeps, arguments.acceptances))
