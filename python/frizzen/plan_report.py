@@ -13,7 +13,9 @@ ABOUT = {
     "weights": "parameters, as the kernels keep them",
     "kv_cache": "keys and values of running requests and of reusable prefixes",
     "drafts": "distributions that drafts were drawn from",
-    "reserve": "left free for activations, sampling and CUDA graphs",
+    "graphs": "CUDA graphs of decode steps, captured while it serves",
+    "workspaces": "activations of the largest step, inputs and results of steps",
+    "reserve": "left free for sampling, libraries and what they round up",
 }
 
 
