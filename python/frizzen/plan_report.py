@@ -84,6 +84,9 @@ def _memory(memory: Mapping[str, Any]) -> str:
         rows += [(f"  {name}", show_bytes(size), "", "") for name, size in owner["parts"].items()]
     total = sum(owner["predicted"] for owner in memory["owners"])
     rows.append(("together", show_bytes(total), "", f"of {show_bytes(memory['free_before'])} that were free"))
+    if all(owner["measured"] is None for owner in memory["owners"]):
+        # A column of dashes would look like something that failed.
+        rows = [(name, predicted, about) for name, predicted, _, about in rows]
     return "\n".join([f"Memory of {memory['device']}", *_table(rows)])
 
 
