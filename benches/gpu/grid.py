@@ -288,7 +288,7 @@ def verdict(bounds: Sequence[tuple[float, float, float]]) -> str:
 def block(
     bench: Bench, name: str, rows: int, acceptances: Sequence[float], seconds: float, found: dict[Mode, Rate]
 ) -> Iterator[Row]:
-    """The sweep at a batch, which goes to ``found`` too, its cells, and the most that runs of ``off`` differ."""
+    """The sweep at a batch, also in ``found``, the cells, and the most that two runs of ``off`` differ."""
     found |= _sweep(bench, rows, acceptances[0], seconds)
     for mode, one in found.items():
         yield {"what": "step", "drafter": name, "rows": rows, "drafts": mode, "ms": round(one.step_ms, 3)}
