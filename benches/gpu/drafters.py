@@ -90,8 +90,8 @@ def _small_weights(shape: MoeShape) -> int:
     sizes = ("hidden_size", "intermediate_size", "num_hidden_layers", "head_dim")
     hidden, intermediate, layers, head = (SMALL_MODEL[size] for size in sizes)
     heads = 2 * (SMALL_MODEL["num_attention_heads"] + SMALL_MODEL["num_key_value_heads"])
-    each: int = hidden * heads * head + 3 * hidden * intermediate
-    return layers * each + shape.vocabulary * hidden
+    each = hidden * heads * head + 3 * hidden * intermediate
+    return int(layers * each + shape.vocabulary * hidden)
 
 
 def options(name: str, shape: MoeShape, layers: int, folder: Path, most: int) -> dict[str, Any]:

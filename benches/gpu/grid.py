@@ -2,9 +2,9 @@
 
 A run is one call of ``generate``; what counts of it are the steps that decode all rows, but for the first
 few, in every mode alike. Runs come in the order off, auto, best, best, auto, off, so that what drifts slowly
-does so for all. A step in which something was captured, or that takes several times as long as the others of
-its run, is left out of the rate in every mode, and its time is reported beside it; graphs that the worker
-would capture one by one between steps of the first minutes (23 ms and more each) are captured before. The
+does so for all. A step in which a graph was captured (they are made one by one in the first minutes, each in
+23 ms and more), or that takes several times as long as the others of its run, is left out of the rate in
+every mode, and its time is reported beside it. All runs of a cell have the same number of tokens. The
 best constant length is found by a sweep at the batch, since forced acceptance changes the tokens of a step
 and not its time.
 
@@ -32,15 +32,17 @@ __all__ = ["Bench", "Budget", "Mode", "Rate", "Row", "block", "cell", "expected"
 LENGTHS = (1, 2, 3, 5)
 GOAL_OFF, GOAL_BEST = 0.98, 0.95
 PROMPT = 24
-SETTLE = 4
-"""First decode steps of a run that do not count."""
+SETTLE = 0.04
+"""Seconds of the first decode steps of a run, which do not count."""
 HICCUP = 2.5
 """Median steps from which on a step is one: the longest drafts do not double a step."""
-TEACH, TEACH_ROWS = 12, 64
-"""Least steps of the longest drafts with which an acceptance begins, and rows of them together: they show it
-to the guard, whose counts are those of the acceptance before."""
-FEWEST = 10
-"""Steps of a run, at least."""
+TEACH, TEACH_ROWS, TEACH_SECONDS = 8, 256, 0.9
+"""With so many steps of the longest drafts an acceptance begins, or with more, up to so many rows of them
+together or seconds: they show it to the guard, whose counts are those of the acceptance before."""
+FEWEST = 6
+"""Steps of a run of the grid, at least."""
+SHORT = 10
+"""Tokens of a run, at least."""
 MOST_TOKENS = 3500
 SHORTEST, LONGEST = 0.2, 2.0
 """Seconds of a run."""
@@ -67,7 +69,7 @@ class Rate:
     """Drafts and proposals per row, how many such steps, their median time."""
 
 
-def rate(steps: Steps, rows: int, settle: int = SETTLE) -> Rate:
+def rate(steps: Steps, rows: int) -> Rate:
     """Of the steps that decode all ``rows`` after one that does; not a number if there are none."""
     most = rows * (1 + max(LENGTHS))
     both = [
@@ -75,9 +77,10 @@ def rate(steps: Steps, rows: int, settle: int = SETTLE) -> Rate:
         for before, after in pairwise(steps.ends)
         if before.rows == after.rows == rows and before.tokens <= most and after.tokens <= most
     ]
-    gaps = both[settle:] or both
-    if not gaps:
+    if not both:
         return Rate(nan, nan, nan)
+    settled = both[0][1].at + SETTLE
+    gaps = [(seconds, end) for seconds, end in both if end.at - seconds >= settled] or both
     median = statistics.median(seconds for seconds, _ in gaps)
     counted = [
         (seconds, end) for seconds, end in gaps if seconds < HICCUP * median and not end.irregular
@@ -119,7 +122,7 @@ class Bench:
     def run(self, rows: int, mode: Mode, tokens: int, text: int | None = None) -> Rate:
         """So many tokens a row; prompts are new ones, or those of number ``text``."""
         # With fewer, the first rows end before the prompts of the last are computed.
-        tokens = min(max(tokens, FEWEST + rows * PROMPT // 512), MOST_TOKENS)
+        tokens = min(max(tokens, SHORT + rows * PROMPT // 512), MOST_TOKENS)
         wish = {"max_tokens": mode} if isinstance(mode, int) else mode
         params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, speculation=wish)
         self.runs += 1
@@ -132,12 +135,6 @@ class Bench:
     def force(self, acceptance: float) -> None:
         """Verification is to give so many tokens per row and step from now on."""
         self.worker.control("synthetic_acceptance", str(acceptance))
-
-    def capture(self) -> None:
-        """Captures what the worker would between later steps, so that no run is held up by it."""
-        graphs = self.worker._graphs
-        while graphs is not None and graphs.capture_next():
-            pass
 
     def captured(self) -> int:
         """Graphs, of whole steps and of their ends."""
@@ -176,9 +173,9 @@ class Budget:
         return (1 + len(LENGTHS)) / 2 + 7 * self.acceptances
 
     def beside(self, rows: int) -> float:
-        """Seconds of a block beside them: prompts, graphs, and the ends of runs."""
+        """Seconds of a block beside them: teaching, prompts, and the ends of runs."""
         short = 2 * (1 + len(LENGTHS)) + 8 * self.acceptances
-        return short * (0.05 + 0.001 * rows)
+        return short * (0.05 + 0.001 * rows) + self.acceptances * (TEACH_SECONDS / rows + 0.15)
 
     def seconds(self, batches: Sequence[int], engines: int) -> float:
         """Of a run, if these batches and so many whole engines are still to be measured."""
@@ -188,7 +185,7 @@ class Budget:
         return min(max(left / len(blocks) / self.runs(), SHORTEST), LONGEST)
 
     def estimate(self) -> str:
-        """What the whole grid takes, in words."""
+        """What the whole grid takes, in words; more where single steps are long."""
         each = self.seconds((), self.drafters)
         blocks = self.drafters * sum(self.beside(rows) + each * self.runs() for rows in self.batches)
         total = blocks + self.drafters * self.load
@@ -201,10 +198,22 @@ def _sweep(bench: Bench, rows: int, acceptance: float, seconds: float) -> dict[M
     bench.force(acceptance)
     found: dict[Mode, Rate] = {}
     for mode in ("off", *LENGTHS):
-        first = bench.run(rows, mode, 0)
-        tokens = expected(mode, acceptance)
-        found[mode] = bench.run(rows, mode, int(tokens * 1e3 * seconds / 2 / first.step_ms) + SETTLE)
+        first = bench.run(rows, mode, int(SHORT * expected(mode, acceptance)))
+        steps = max(1e3 * (SETTLE + seconds / 2) / first.step_ms, FEWEST)
+        found[mode] = bench.run(rows, mode, int(steps * expected(mode, acceptance)))
     return found
+
+
+def tokens_of(swept: dict[Mode, Rate], best: Mode, acceptance: float, seconds: float) -> int:
+    """Of each run of a cell: as many in all modes, since steps take longer the longer the text is.
+
+    Runs of ``off``, ``auto`` and the best length take ``seconds`` on average, if ``auto`` is as good.
+    """
+    per_token = [swept[mode].step_ms / expected(mode, acceptance) for mode in ("off", best, best)]
+    steps = [
+        expected(mode, acceptance) * (FEWEST + 1e3 * SETTLE / swept[mode].step_ms) for mode in ("off", best)
+    ]
+    return int(max(3e3 * seconds / sum(per_token), *steps)) + 1
 
 
 def cell(
@@ -217,20 +226,17 @@ def cell(
     }
     best = max(gains, key=lambda mode: gains[mode])
 
-    def tokens(mode: Mode) -> int:
-        like = best if mode == "auto" else mode
-        steps = 1e3 * seconds / swept[like].step_ms + SETTLE
-        return int(steps * expected(like, acceptance)) + 2
-
-    teach = max(TEACH, TEACH_ROWS // rows)
-    bench.run(rows, max(LENGTHS), int(teach * expected(max(LENGTHS), acceptance)))
-    first = bench.run(rows, "auto", tokens("auto"))
+    tokens = tokens_of(swept, best, acceptance, seconds)
+    longest = max(LENGTHS)
+    in_time = int(min(TEACH_ROWS / rows, 1e3 * TEACH_SECONDS / swept[longest].step_ms))
+    bench.run(rows, longest, int(max(TEACH, in_time) * expected(longest, acceptance)))
+    first = bench.run(rows, "auto", tokens)
     graphs = bench.captured()
     found: dict[Mode, list[Rate]] = {"off": [], "auto": [], best: []}
     accounts: list[Row] = []
     order: tuple[Mode, ...] = ("off", "auto", best, best, "auto", "off")
     for mode in order if best != "off" else ("off", "auto", "auto", "off"):
-        found[mode].append(bench.run(rows, mode, tokens(mode)))
+        found[mode].append(bench.run(rows, mode, tokens))
         if mode == "auto":
             accounts.append(bench.usage)
             state = bench.llm.speculation
@@ -282,24 +288,17 @@ def verdict(bounds: Sequence[tuple[float, float, float]]) -> str:
 def block(
     bench: Bench, name: str, rows: int, acceptances: Sequence[float], seconds: float, found: dict[Mode, Rate]
 ) -> Iterator[Row]:
-    """The sweep at a batch, which goes to ``found`` too, its cells, and how far runs of ``off`` lie apart."""
+    """The sweep at a batch, also in ``found``, the cells, and the most that two runs of ``off`` differ."""
     found |= _sweep(bench, rows, acceptances[0], seconds)
     for mode, one in found.items():
         yield {"what": "step", "drafter": name, "rows": rows, "drafts": mode, "ms": round(one.step_ms, 3)}
-    plain: list[float] = []
+    apart: list[float] = []
     for acceptance in acceptances:
         row, rates = cell(bench, rows, acceptance, found, seconds)
-        plain += rates
+        apart.append(abs(rates[0] / rates[1] - 1))
         yield {"what": "cell", "drafter": name} | row
-    if plain:
-        apart = (max(plain) - min(plain)) / statistics.fmean(plain)
-        yield {
-            "what": "apart",
-            "drafter": name,
-            "rows": rows,
-            "off_runs": len(plain),
-            "apart": round(apart, 4),
-        }
+    if apart:
+        yield {"what": "apart", "drafter": name, "rows": rows, "off_runs": round(max(apart), 4)}
 
 
 def noise(bench: Bench, rows: int, tokens: int, runs: int = 6) -> Iterator[Row]:

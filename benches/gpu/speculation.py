@@ -31,7 +31,8 @@ BATCHES = (1, 8, 32, 128)
 STEPS = 60
 """Of a run that is not of the grid, times ``--scale``."""
 GOAL_OVERHEAD, GOAL_LOADED = 0.08, 0.99
-LOAD = {"cuda": 9.0, "cpu": 3.0}
+SECONDS = {"cuda": 900.0, "cpu": 280.0}
+LOAD = {"cuda": 10.0, "cpu": 4.0}
 """Seconds until an engine is ready, for the estimate."""
 TINY = replace(
     QWEN3_30B_A3B,
@@ -166,9 +167,7 @@ def main() -> None:
     parser.add_argument("--acceptances", type=float, nargs="*", default=ACCEPTANCES)
     parser.add_argument("--batches", type=int, nargs="*", default=BATCHES)
     parser.add_argument("--scale", type=float, default=1.0, help="of the steps of runs beside the grid")
-    parser.add_argument(
-        "--seconds", type=float, default=900.0, help="for all; runs become as long as that allows"
-    )
+    parser.add_argument("--seconds", type=float, help="for all; runs become as long as that allows")
     parser.add_argument("--noise", action="store_true", help="equal runs, and what their longest steps are")
     parser.add_argument(
         "--overhead", action="store_true", help="what drafts add to the forward pass at one row"
@@ -188,7 +187,7 @@ def main() -> None:
         return
     results: list[Row] = []
     arguments.budget = Budget(
-        time.perf_counter() + arguments.seconds,
+        time.perf_counter() + (arguments.seconds or SECONDS[arguments.device]),
         arguments.batches,
         len(arguments.acceptances),
         len(arguments.drafters),
@@ -226,7 +225,7 @@ def engine(
         "max_model_len": 4096,
         # All prompts of a batch in one step, as on a GPU anyway: then its rows decode together.
         "max_num_batched_tokens": 8192,
-        "kv_cache_memory": 2**33 if arguments.device == "cuda" else 2**27,
+        "kv_cache_memory": 2**33 if arguments.device == "cuda" else 2**29,
         "speculation_cache": "off",
         "load_format": "auto" if arguments.model else "dummy",
     }
@@ -246,7 +245,6 @@ def measure(arguments: argparse.Namespace, name: str, folder: Path, show: Any, l
     with engine(arguments, shape, folder, **draft, spec_synthetic_acceptance=2.0) as (llm, worker, steps):
         print(f"{name}: ready after {time.perf_counter() - began:.1f} s", flush=True)
         bench = Bench(llm, worker, steps, vocabulary)
-        bench.capture()
         if arguments.noise:
             for rows in arguments.batches[:1]:
                 show(noise(bench, rows, int(5 * count)))
@@ -263,12 +261,10 @@ def measure(arguments: argparse.Namespace, name: str, folder: Path, show: Any, l
         if name == arguments.loaded and time.perf_counter() < arguments.end:
             with engine(arguments, shape, folder / "plain") as (other, its_worker, its_steps):
                 plain = Bench(other, its_worker, its_steps, vocabulary)
-                plain.capture()
                 show(loaded(bench, plain, arguments.batches, count))
     if name in arguments.natural and time.perf_counter() < arguments.end:
         with engine(arguments, shape, folder, **draft) as (llm, worker, steps):
             bench = Bench(llm, worker, steps, vocabulary)
-            bench.capture()
             show(natural(bench, name, arguments.batches, count))
 
 

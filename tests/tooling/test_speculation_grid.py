@@ -23,18 +23,18 @@ def test_hiccups_and_captures_are_reported_and_do_not_count() -> None:
     disturbed = grid.rate(steps([0.01] * 10 + [0.06] + [0.01] * 4 + [0.02] + [0.01] * 6, irregular=15), 2)
     assert [plain.tokens_per_s, disturbed.tokens_per_s] == pytest.approx([400, 400])
     assert disturbed.hiccup_ms == pytest.approx(80)
-    assert (plain.steps, disturbed.steps, plain.hiccup_ms) == (16, 16, pytest.approx(0))
+    assert (disturbed.steps, plain.hiccup_ms) == (plain.steps, pytest.approx(0))
 
 
 def test_first_steps_and_those_of_other_rows_do_not_count() -> None:
-    slow_start = steps([0.02] * grid.SETTLE + [0.01] * 10)
+    slow_start = steps([0.02] * 3 + [0.01] * 10)
     slow_start.ends += [StepEnd(slow_start.ends[-1].at + 1.0, 1, 1, 1, 0, False)]
     found = grid.rate(slow_start, 2)
     assert (found.tokens_per_s, found.tokens_per_step, found.steps) == (pytest.approx(400), 2, 10)
 
 
 def test_long_drafts_are_no_hiccups() -> None:
-    found = grid.rate(steps([0.01] * 12 + [0.02] * 8), 2)
+    found = grid.rate(steps([0.01] * 13 + [0.02] * 8), 2)
     assert (found.steps, found.hiccup_ms) == (16, pytest.approx(0))
 
 
@@ -79,7 +79,7 @@ def test_the_benchmark_runs_on_a_cpu_and_says_what_the_guard_did(
 ) -> None:
     out = tmp_path / "grid.json"
     command = (
-        "speculation --device cpu --tiny --layers 2 --drafters mtp --batches 2 --acceptances 3 --seconds 1"
+        "speculation --device cpu --tiny --layers 2 --drafters mtp --batches 2 --acceptances 3 --seconds 4"
     )
     monkeypatch.setattr(sys, "argv", [*command.split(), "--out", str(out)])
     monkeypatch.setattr(grid, "SHORTEST", 0.03)
