@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,20 @@ from frizzen.models.config import DecoderConfig
 from frizzen.models.families import family_of_hf
 from frizzen.worker import launch
 from frizzen.worker.footprint import MIB, StepLimits, footprint, live_set, nodes
+from tests.worker.live import live_bytes
 
 LIMITS = StepLimits(rows=128, tokens=8192, context=8192, drafts=0)
 FOUND: dict[str, tuple[int, int, int, int, float]] = {
-    "qwen3-30b-a3b": (48, 40960, 606, 242, 440),
-    "deepseek-v2-lite": (6, 8192, 616, 152, 102),
-    "gpt-oss-20b": (6, 8192, 618, 168, 59),
-    "dense-8b": (8, 8192, 772, 164, 76),
+    "qwen3-30b-a3b": (48, 40960, 617, 242, 440),
+    "deepseek-v2-lite": (6, 8192, 656, 152, 102),
+    "gpt-oss-20b": (6, 8192, 664, 168, 59),
+    "dense-8b": (8, 8192, 815, 164, 76),
 }
-"""Layers, context; MiB of workspaces and of all graphs of 128 rows; kernels of a graph on average."""
+"""Layers, context; MiB of workspaces and of all graphs of 128 rows; kernels of a graph on average.
+
+Workspaces with the inputs and results of steps, and with cuBLAS's 32 MiB, which only the first model of the
+process that measured them was charged for.
+"""
 
 
 def config(name: str, tmp_path: Path, layers: int) -> DecoderConfig:
@@ -40,6 +46,15 @@ def test_predictions_are_within_a_fifth_of_what_was_measured(name: str, tmp_path
     assert found.workspaces == pytest.approx(workspaces * MIB, rel=0.07)
     assert found.graphs == pytest.approx(graphs * MIB, rel=0.21)
     assert nodes(model) == pytest.approx(kernels, rel=0.06)
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+@pytest.mark.parametrize("name", ["qwen3-30b-a3b", "dense-8b", "deepseek-v2-lite"])
+def test_the_live_set_is_that_of_the_layers_on_a_described_gpu(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = live_bytes(MODELS[name](tmp_path, 3), 8192, monkeypatch)
+    assert 2 * live_set(config(name, tmp_path, 3), 8192) == pytest.approx(found, rel=0.1)
 
 
 def test_a_step_without_graphs_has_workspaces_only(tmp_path: Path) -> None:
@@ -60,7 +75,7 @@ def test_more_rows_tokens_context_or_drafts_take_more(tmp_path: Path) -> None:
 def test_the_widest_part_of_a_model_counts(tmp_path: Path) -> None:
     """The first layer of DeepSeek-V2-Lite is dense, and wider than its experts."""
     model = config("deepseek-v2-lite", tmp_path, 6)
-    assert live_set(model, 8192) == 8192 * (3 * 10944 + 2 * 2048)
+    assert live_set(model, 8192) == 8192 * (3 * 10944 + 3 * 2048)
     assert model.moe is not None
     sparse = replace(model, moe=replace(model.moe, layers=frozenset(range(6))))
     assert live_set(sparse, 8192) < live_set(model, 8192)

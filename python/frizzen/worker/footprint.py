@@ -79,12 +79,12 @@ def live_set(model: DecoderConfig, tokens: int) -> int:
     found = [tokens * (_attention(model) + 2 * hidden)]
     if moe is None or len(moe.layers) < model.num_layers:
         # The gate and what it multiplies in one product, then the result.
-        found.append(tokens * (3 * model.intermediate_size + 2 * hidden))
+        found.append(tokens * (3 * model.intermediate_size + 3 * hidden))
     if moe is not None:
         pairs = tokens * moe.top_k
         places = pairs if tokens <= _UNSORTED else pairs + min(pairs, moe.num_experts) * _PADDED
-        # The residual, the layer's input, its norm, the sum over experts, and what the next layer gets.
-        routed = places * moe.intermediate_size + pairs * hidden + 5 * tokens * hidden
+        # The embedding, the residual, what attention added, its norm, the sum over experts, the last output.
+        routed = places * moe.intermediate_size + pairs * hidden + 6 * tokens * hidden
         found.append(routed + (3 * tokens * moe.shared_size if tokens <= _UNSORTED else 0))
     return max(found)
 

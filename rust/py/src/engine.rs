@@ -368,7 +368,11 @@ impl PyEngine {
         constraint: Option<Arc<dyn Constraint>>,
         limits: &ParamLimits,
     ) -> Result<Pending, Error> {
-        let sampling = SamplingParams { banned_sequences: self.banned(params)?, ..params.sampling.clone() };
+        let sampling = SamplingParams {
+            banned_sequences: self.banned(params)?,
+            stop_strings: !params.stop.is_empty(),
+            ..params.sampling.clone()
+        };
         sampling.validate(limits)?;
         let sampling = sampling.canonical();
         let text = match &self.tokenizer {
