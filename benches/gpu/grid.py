@@ -39,7 +39,7 @@ HICCUP = 2.5
 TEACH, TEACH_ROWS, TEACH_SECONDS = 8, 256, 0.9
 """With so many steps of the longest drafts an acceptance begins, or with more, up to so many rows of them
 together or seconds: they show it to the guard, whose counts are those of the acceptance before."""
-FEWEST = 6
+FEWEST = 5
 """Steps of a run of the grid, at least."""
 SHORT = 10
 """Tokens of a run, at least."""
