@@ -1,4 +1,7 @@
-"""Drafters beside the measured shape: one layer each, as published ones have, of dummy weights."""
+"""Drafters beside the measured shape, of dummy weights: one layer each, as published ones have.
+
+The draft model is a whole one, of Qwen3-0.6B's shape, or of the target's where that is smaller.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,16 @@ DRAFT_VOCABULARY = 32_000
 MARKOV_RANK = 256
 TAPS = 3
 """Layers of the target that EAGLE-3 and DSpark read."""
+SMALL_MODEL: dict[str, Any] = {
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "tie_word_embeddings": True,
+}
+"""Qwen3-0.6B, from its published configuration."""
 
 
 def target(name: str, shape: MoeShape) -> dict[str, Any]:
@@ -66,8 +79,19 @@ def drafting_seconds(name: str, shape: MoeShape, drafts: int) -> float:
         layer = shape.attention_weights + router + shape.top_k * shape.expert_weights
         weights = project + hidden * keys + drafts * (project + layer + whole)
     else:
-        weights = drafts * (layer + whole)
+        weights = drafts * _small_weights(shape)
     return 2 * weights / READ_RATE
+
+
+def _small_weights(shape: MoeShape) -> int:
+    """Weights that the draft model reads for a token: its layers and its head."""
+    if shape.hidden <= SMALL_MODEL["hidden_size"]:
+        return shape.attention_weights + (3 * INTERMEDIATE * shape.hidden + shape.vocabulary) * shape.hidden
+    sizes = ("hidden_size", "intermediate_size", "num_hidden_layers", "head_dim")
+    hidden, intermediate, layers, head = (SMALL_MODEL[size] for size in sizes)
+    heads = 2 * (SMALL_MODEL["num_attention_heads"] + SMALL_MODEL["num_key_value_heads"])
+    each = hidden * heads * head + 3 * hidden * intermediate
+    return int(layers * each + shape.vocabulary * hidden)
 
 
 def options(name: str, shape: MoeShape, layers: int, folder: Path, most: int) -> dict[str, Any]:
@@ -108,7 +132,8 @@ def options(name: str, shape: MoeShape, layers: int, folder: Path, most: int) ->
             "confidence_head_with_markov": True,
             "mask_token_id": shape.vocabulary - 1,
         },
-        "draft_model": {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"},
+        "draft_model": {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
+        | (SMALL_MODEL if shape.hidden > SMALL_MODEL["hidden_size"] else {}),
     }
     path = folder / name
     path.mkdir(parents=True)
