@@ -17,6 +17,7 @@ from triton.runtime.jit import JITFunction
 from frizzen.kernels.moe_reference import Activation
 from frizzen.kernels.triton.launch import Target
 from frizzen.speculate.drafter import Asking, DraftBlocks, Proposed, Seen
+from frizzen.speculate.dspark import Heads
 from frizzen.step import StepContext
 from frizzen.worker.arena import Arena
 from frizzen.worker.buffers import StepBuffers
@@ -88,12 +89,23 @@ def around_decodes() -> None:
         greedy = Greedy(shape, plan, buffers.batch, buffers.ids[:12], maximum, tokens, acceptance)
         steps.end_rows(greedy)
     step, rows = buffers.step(shape), torch.arange(4)
-    drafts.lay_out(Asking(step, rows, rows, rows, DraftBlocks.of(8, 3, 16), 3))
+    spots = drafts.lay_out(Asking(step, rows, rows, rows, DraftBlocks.of(8, 3, 16), 3))
     states, seen = torch.zeros(12, 64, dtype=HALF), Seen(tokens, step, maximum, (), rows)
     drafts.keep(states, states, seen, 16)
     drafts.write_proposed(Proposed(tokens[:4, None]), rows, plan)
-    for filled in (False, True):
-        drafts.before(states, states, seen, 16, states, filled=filled)
+    drafts.before(states, states, seen, 16)
+    drafts.join(states, states, seen, 16, rows, spots)
+
+
+def drafts_in_one_pass() -> None:
+    from frizzen.kernels.triton import markov
+
+    inward, outward = torch.zeros(50, 256, dtype=HALF), torch.zeros(300, 256, dtype=HALF)
+    heads = Heads(inward, outward, 1.0, 0, (torch.zeros(1, 320), torch.zeros(1)))
+    for rows in (1, 4):
+        logits, states = torch.zeros(rows, 3, 300), torch.zeros(rows, 3, 64, dtype=HALF)
+        tokens, chances = torch.zeros(rows, dtype=torch.int64), torch.zeros(rows, 3)
+        markov.follow(heads, logits[:, 1], states[:, 1], tokens, chances[:, 1], turned=True)
 
 
 def main() -> None:
@@ -110,6 +122,7 @@ def main() -> None:
     attention(128)
     experts()
     around_decodes()
+    drafts_in_one_pass()
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from frizzen.kernels.facts import Facts, Machine, ShapeValue
 from frizzen.kernels.plan import Candidate, Op, default_registry
 from frizzen.kernels.problems import OPS, SHAPES, Inputs, runs
+from frizzen.speculate.drafter import Asking, DraftBlocks, Seen
 from frizzen.worker import tail
 from frizzen.worker.arena import Arena
 from frizzen.worker.buffers import StepBuffers
@@ -257,3 +258,38 @@ def test_no_step_needs_a_variant_of_attention_that_rotates_that_the_warm_up_has_
         attend(qkv, *angles, step.slots, kernel.begin(step))
 
     run_every_variant(run, rows, compiled)
+
+
+def test_a_slot_of_dspark_has_one_kernel_for_one_row_and_one_for_more(compiled: list[Any]) -> None:
+    from frizzen.kernels.triton import markov
+    from frizzen.speculate.dspark import Heads
+
+    table = torch.zeros(50, 256, dtype=torch.bfloat16)
+    heads = Heads(
+        table, torch.zeros(97, 256, dtype=torch.bfloat16), 1.0, 0, (torch.zeros(1, 320), table[0, :1])
+    )
+    for rows, drafts in ((1, 1), (1, 5), (2, 1), (7, 3), (130, 5)):
+        logits, states = torch.zeros(rows, drafts, 97), torch.zeros(rows, 5, 64, dtype=torch.bfloat16)
+        tokens, chances = torch.zeros(rows, dtype=torch.int64), torch.zeros(rows, drafts)
+        for place in range(drafts):
+            slot = logits[:, place], states[:, place], tokens, chances[:, place]
+            markov.follow(heads, *slot, turned=place % 2 > 0)
+    assert len({variant.hash for variant in compiled}) == 2
+
+
+def test_what_a_step_of_a_fused_drafter_begins_with_has_one_kernel(compiled: list[Any]) -> None:
+    """With and without rows to draft for: nothing is compiled when a request turns drafts on or off."""
+    from frizzen.kernels.triton import drafts
+
+    cpu, met = torch.device("cpu"), set()
+    for rows, tokens, reach in ((1, 1, 1), (1, 3, 5), (3, 7, 2), (8, 64, 5)):
+        ids, step = step_of([1] * (rows - 1) + [tokens - rows + 1], 100, 8, cpu, 16)
+        states = torch.zeros(tokens, 64, dtype=torch.bfloat16)
+        seen = Seen.of(ids, step, states, ())
+        numbers = torch.arange(rows)
+        spots = drafts.lay_out(Asking(step, seen.ends, numbers, numbers, DraftBlocks.of(9, reach, 16), reach))
+        compiled.clear()
+        drafts.before(states, states, seen, 16)
+        drafts.join(states, states, seen, 16, numbers, spots)
+        met |= {variant.hash for variant in compiled}
+    assert len(met) == 1

@@ -37,9 +37,11 @@ from frizzen.kernels.ops import (
 from frizzen.kernels.plan import default_registry
 from frizzen.kernels.problems import SHAPES, disagreement, paged_step
 from frizzen.kernels.reference import CANDIDATES as REFERENCE
+from frizzen.layers.build import beside
 from frizzen.layers.rotary import angles
 from frizzen.quantize.fp8 import quantize
 from frizzen.speculate.drafter import Asking, DraftBlocks, Proposed, Seen, lay_out
+from frizzen.speculate.dspark import Heads
 from frizzen.speculate.fused import _Carry
 from frizzen.step import StepContext
 from frizzen.worker.arena import Arena, Header
@@ -54,6 +56,7 @@ from tests.models.test_moe_published import PUBLISHED
 from tests.worker.arena_layout import layout
 
 drafts = pytest.importorskip("frizzen.kernels.triton.drafts")
+markov = pytest.importorskip("frizzen.kernels.triton.markov")
 steps = pytest.importorskip("frizzen.kernels.triton.steps")
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -615,7 +618,7 @@ def case_drafts_stand_where_torch_puts_them() -> None:
             blocks = DraftBlocks.of(700, 5, 16)
             asking = Asking(step, ends, rows, rows + 1, blocks, 5)
             ours, wanted = drafts.lay_out(asking), lay_out(asking)
-            for name in ("ends", "last", "table", "positions", "slots", "lengths"):
+            for name in ("ends", "last", "table", "positions", "slots", "lengths", "borders"):
                 assert getattr(ours, name).equal(getattr(wanted, name)), (name, widths)
 
 
@@ -636,15 +639,56 @@ def case_states_are_carried_over_blocks_as_torch_does() -> None:
     )
     states = normal(22, hidden)
     ends = (lengths - torch.tensor([1, 0, 0, 0, 1, 3])).to(DEVICE)
-    seen = Seen(torch.zeros(22), step, states, (), ends)
+    seen = Seen(torch.arange(22, device=DEVICE), step, states, (), ends)
+    rows = torch.tensor([1, 4]).to(DEVICE)
+    spots = lay_out(Asking(step, ends, rows, rows + 1, DraftBlocks.of(13, 3, size), 3))
     carried = [normal(13, hidden), normal(13, hidden)]
-    wanted = _Carry(carried[0], size)._before(states, seen)
-    ours = torch.empty_like(states)
-    drafts.before(states, carried[1], seen, size, ours, filled=False)
+    wanted = _Carry(carried[0], size)._join(states, seen, rows + 7, spots)
+    joined = drafts.join(states, carried[1], seen, size, rows + 7, spots)
+    ours = drafts.before(states, carried[1], seen, size)
     drafts.keep(states, carried[1], seen, size)
-    drafts.before(states, carried[1], seen, size, ours, filled=True)
-    assert ours[:19].equal(wanted[:19])
+    assert ours[:19].equal(wanted.before[:19])
+    assert joined.before[:19].equal(wanted.before[:19])
+    assert joined.before[22:].equal(wanted.before[22:])
+    for name in ("ids", "slots", "positions"):
+        assert getattr(joined, name).equal(getattr(wanted, name)), name
     assert carried[1][1:].equal(carried[0][1:]), "but for the null block, which nobody needs"
+
+
+def case_two_norms_beside_each_other_are_two_norms() -> None:
+    for dtype, bound in ((torch.float32, 1e-5), (torch.bfloat16, 1e-2)):
+        for tokens in (1, 5):
+            of, norms = facts(dtype, size=72), []
+            for number in (1, 2):
+                weight, eps = normal(72 * number)[-72:].to(dtype), number * 1e-3
+                norms.append([by(NORM_RMS.name, of).prepare(weight, eps) for by in (kernel, reference)])
+            (first, plain_first), (second, plain_second) = norms
+            x, y = normal(tokens, 72).to(dtype), normal(tokens, 100).to(dtype)[:, 28:]
+            wanted = torch.cat([plain_first(x, None), plain_second(y, None)], dim=1)
+            close(beside(first, x, second, y), wanted, bound)
+            assert beside(first, x, second, y).equal(torch.cat([first(x, None), second(y, None)], dim=1))
+
+
+def case_a_slot_of_dspark_follows_a_token_as_torch_says() -> None:
+    """Both ways through the vocabulary; with a chance of state and token, of the state alone, and without."""
+    for seed, (rows, rank, size, hidden) in enumerate(
+        ((1, 256, 203, 40), (3, 24, 131, 64), (18, 16, 64, 33))
+    ):
+        for dtype, bound in ((torch.float32, 1e-5), (torch.bfloat16, 2e-2)):
+            inward, outward = normal(90, rank).to(dtype), (normal(size, rank) / rank**0.5).to(dtype)
+            tokens = torch.randint(0, 90, (rows,), generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+            states = normal(rows, 2, hidden).to(dtype)[:, 1]
+            for width in (hidden + rank, hidden, 0):
+                weights = normal(1, width) / hidden**0.5, normal(1)
+                heads = Heads(inward, outward, 0.5, 0, weights if width else None)
+                for turned in (False, True):
+                    logits, chances = normal(rows, 2, size)[:, 1], normal(rows, 3)
+                    wanted, chance = heads.biased(logits, tokens), heads.chance(states, tokens)
+                    column = chances[:, 1] if width else None
+                    markov.follow(heads, logits, states, tokens, column, turned=turned)
+                    close(logits, wanted, bound)
+                    if chance is not None:
+                        close(chances[:, 1], chance)
 
 
 def run_case(case: Callable[..., None], folder: Path) -> None:

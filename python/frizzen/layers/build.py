@@ -31,7 +31,18 @@ if TYPE_CHECKING:
     # The loader builds models out of layers: at run time, layers know nothing of it.
     from frizzen.loading.checkpoint import Weights
 
-__all__ = ["AddedMap", "BuildContext", "Gains", "Map", "Norm", "NormPlace", "Normed", "NormedMap", "Sight"]
+__all__ = [
+    "AddedMap",
+    "BuildContext",
+    "Gains",
+    "Map",
+    "Norm",
+    "NormPlace",
+    "Normed",
+    "NormedMap",
+    "Sight",
+    "beside",
+]
 
 Map = Callable[[Tensor], Tensor]
 Norm = Callable[[Tensor, Tensor | None], Tensor]
@@ -65,6 +76,14 @@ class Normed:
     def __call__(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
         """See :data:`NormedMap`."""
         return self.linear(self.norm(x, residual)), x if residual is None else residual
+
+
+def beside(first: Norm, x: Tensor, second: Norm, y: Tensor) -> Tensor:
+    """``[first(x), second(y)]``, ``[T, 2 H]`` of two ``[T, H]``: in one launch where both norms can."""
+    if hasattr(first, "beside") and type(first) is type(second):
+        joined: Tensor = first.beside(x, second, y)
+        return joined
+    return torch.cat([first(x, None), second(y, None)], dim=1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,6 +112,8 @@ class Spots:
     """``[reach, R]`` int64."""
     lengths: Tensor
     """``[reach, R]`` int32, the context of each draft, itself included."""
+    borders: Tensor
+    """``[2, R + 1]`` int32, where rows of one token begin and end, and rows of ``reach``."""
 
 
 def lay_out(asking: Asking) -> Spots:
@@ -127,6 +129,7 @@ def lay_out(asking: Asking) -> Spots:
     known = torch.nn.functional.pad(known, (0, max(len(columns) - known.shape[1], 0)))[:, : len(columns)]
     table = torch.where(columns <= own, known, private).int()
     positions = ends + torch.arange(asking.reach, device=device)[:, None]
+    border = torch.arange(len(rows) + 1, dtype=torch.int32, device=device)
     # In one piece: kernels take the slots of one place for all rows as they lie.
     block = table.gather(1, (positions // size).t()).t().contiguous().long()
     return Spots(
@@ -136,6 +139,7 @@ def lay_out(asking: Asking) -> Spots:
         positions=positions,
         slots=block * size + positions % size,
         lengths=(positions + 1).int(),
+        borders=torch.stack([border, border * asking.reach]),
     )
 
 
@@ -146,26 +150,26 @@ class Asked:
     tokens: Tensor
     """``[R]`` int64, what they sampled last: the token at the row's end."""
     spots: Spots
-    borders: Tensor
-    """``[R + 1]`` int32, from 0 to ``R``."""
     max_context: int
     real: Tensor | None = None
     """``[1]`` int32, how many of the rows are real; those after them are padding. ``None``: all are."""
 
     def step(self, offset: int, width: int) -> StepContext:
-        """A pass over ``width`` tokens of each row, from ``offset`` past its end."""
+        """A pass over ``width`` tokens of each row, 1 or all of its reach, from ``offset`` past its end.
+
+        Layers that take all at once are dense, and compute padding like every other token.
+        """
         rows, spots = len(self.tokens), self.spots
         if width == 1:
-            positions, slots = spots.positions[offset], spots.slots[offset]
-            borders, real = self.borders, self.real
+            positions, slots, real = spots.positions[offset], spots.slots[offset], self.real
         else:
             within = slice(offset, offset + width)
             positions, slots = spots.positions[within].t().flatten(), spots.slots[within].t().flatten()
-            borders, real = self.borders * width, None if self.real is None else self.real * width
+            real = None
         return StepContext(
             positions=positions,
             slots=slots,
-            query_start=borders,
+            query_start=spots.borders[0 if width == 1 else 1],
             seq_lens=spots.lengths[offset + width - 1],
             block_table=spots.table,
             num_rows=rows,

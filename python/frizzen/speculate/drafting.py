@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from frizzen.speculate.drafter import Asked, Asking, Choose, DraftBlocks, Drafter, Proposed, Seen, lay_out
@@ -87,7 +86,8 @@ class Drafting:
         if not self._drafter.taps:
             return computed, ()
         hidden, *taps = computed.chunk(1 + len(self._drafter.taps), dim=1)
-        return hidden.contiguous(), tuple(taps)
+        # Heads on a GPU take rows that lie apart.
+        return hidden if hidden.is_cuda else hidden.contiguous(), tuple(taps)
 
     def admit(self, rows: Tensor) -> None:
         """Tells that persistent ``rows`` ``[N]`` int64 begin anew.
@@ -135,11 +135,9 @@ class Drafting:
         asking = Asking(
             seen.step, seen.ends, sampling.step_rows, sampling.rows, self._blocks, self._drafter.reach
         )
-        rows, device = len(sampling.tokens), sampling.tokens.device
         return Asked(
             tokens=sampling.tokens,
             spots=self._lay_out(asking),
-            borders=torch.arange(rows + 1, dtype=torch.int32, device=device),
             max_context=asking.max_context,
             real=sampling.real,
         )

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
@@ -46,10 +47,27 @@ class Heads:
     confidence: tuple[Tensor, Tensor] | None
     """Weight ``[1, H + r]`` or ``[1, H]`` and bias ``[1]``, float32."""
 
+    def follow(
+        self, logits: Tensor, hidden: Tensor, tokens: Tensor, chances: Tensor | None, place: int
+    ) -> Tensor:
+        """What ``biased`` says, perhaps written over ``logits``; ``chance`` goes to ``chances [R]``."""
+        if logits.device.type == "cuda" and not self._chooses(logits) and find_spec("triton") is not None:
+            from frizzen.kernels.triton import markov
+
+            markov.follow(self, logits, hidden, tokens, chances, turned=place % 2 > 0)
+            return logits
+        known = self.chance(hidden, tokens)
+        if chances is not None and known is not None:
+            chances.copy_(known)
+        return self.biased(logits, tokens)
+
+    def _chooses(self, logits: Tensor) -> bool:
+        return 0 < self.top_k < logits.shape[1]
+
     def biased(self, logits: Tensor, tokens: Tensor) -> Tensor:
         """``logits [R, Vd]`` of one slot after ``tokens [R]``; without top-k all of them may be chosen."""
         factors = self.markov_in.index_select(0, tokens)
-        if not self.top_k or self.top_k >= logits.shape[1]:
+        if not self._chooses(logits):
             return logits + functional.linear(factors, self.markov_out).float() * self.scale
         best = logits.topk(self.top_k, dim=1)
         bias = torch.einsum("rkd,rd->rk", self.markov_out[best.indices], factors).float() * self.scale
@@ -95,6 +113,8 @@ class DSpark:
         self._layers = tuple(layer for _, layer in layers)
         self._norm = norm
         self._heads = heads
+        self._masks = torch.full((config.width,), config.mask_id, device=heads.markov_in.device)
+        self._is_anchor = torch.arange(config.width, device=heads.markov_in.device) == 0
 
     def bytes_per_token(self) -> int:
         """All draft layers."""
@@ -116,19 +136,20 @@ class DSpark:
         first = 0 if self.config.from_anchor else 1
         hidden = self._block(asked)[:, first : first + count]
         logits = torch.unflatten(self._vocabulary.head(hidden.flatten(0, 1)), 0, hidden.shape[:2])
-        tokens, drafts, chances = asked.tokens, [], []
+        tokens, drafts, chances = asked.tokens, [], None
+        if self.has_confidence:
+            chances = torch.empty(logits.shape[:2], dtype=torch.float32, device=logits.device)
         for place in range(count):
-            chances.append(self._heads.chance(hidden[:, place], tokens))
-            tokens = choose(self._heads.biased(logits[:, place], tokens), place, self._vocabulary.ids)
+            chance = None if chances is None else chances[:, place]
+            biased = self._heads.follow(logits[:, place], hidden[:, place], tokens, chance, place)
+            tokens = choose(biased, place, self._vocabulary.ids)
             drafts.append(tokens)
-        known = [chance for chance in chances if chance is not None]
-        return Proposed(torch.stack(drafts, 1), torch.stack(known, 1) if known else None)
+        return Proposed(torch.stack(drafts, 1), chances)
 
     def _block(self, asked: Asked) -> Tensor:
         """Hidden states ``[R, width, H]`` of the anchor and the masks, after the final norm."""
         step = asked.step(0, self.config.width)
-        ids = asked.tokens.new_full((len(asked.tokens), self.config.width), self.config.mask_id)
-        ids[:, 0] = asked.tokens
+        ids = torch.where(self._is_anchor, asked.tokens[:, None], self._masks)
         x, residual = self._vocabulary.embed(ids.flatten()), None
         cos, sin = self._rotary.angles(step.positions)
         kernels = {id(layer.attention.kernel): layer.attention.kernel for layer in self._layers}

@@ -17,7 +17,7 @@ from torch import Tensor
 from frizzen.errors import UnsupportedModelError
 from frizzen.kernels.ops import StepKernel
 from frizzen.layers.attention import Attention
-from frizzen.layers.build import BuildContext, Map, Norm, NormPlace, Sight
+from frizzen.layers.build import BuildContext, Map, Norm, NormPlace, Sight, beside
 from frizzen.layers.decoder import DecoderLayer
 from frizzen.layers.mlp import Mlp
 from frizzen.layers.rotary import Rotary
@@ -34,6 +34,7 @@ from frizzen.speculate.checkpoint import (
     head_parameters,
     spelled,
 )
+from frizzen.speculate.fused import Parts, Started
 from frizzen.speculate.singles import known, singles
 from frizzen.step import StepContext
 
@@ -126,8 +127,7 @@ class Eagle3Head:
     def write(self, ids: Tensor, states: Tensor, cos: Tensor, sin: Tensor, step: StepContext) -> None:
         """See ``fused.FusedHead``."""
         if not self.deeper:
-            entered = self._enter(ids, self.state_norm(states, None))
-            self.attention.write_normed(entered, cos, sin, step.slots)
+            self.store(ids, states, cos, sin, step.slots)
             return
         for own, part in singles(step):
             angles, state = (cos[own], sin[own]), self.kernel.begin(part)
@@ -138,6 +138,24 @@ class Eagle3Head:
                 made = layer.forward(x, stream, *angles, part, state)
             x, stream = (known(tensor, part.positions, 1) for tensor in made)
             last.write(x, stream, *angles, part.slots)
+
+    @property
+    def parts(self) -> Parts | None:
+        """See ``fused.FusedHead``."""
+        return None if self.deeper else self
+
+    def store(self, ids: Tensor, states: Tensor, cos: Tensor, sin: Tensor, slots: Tensor) -> Started:
+        """See ``fused.Parts``; of the wide layer."""
+        entered = self._enter(ids, states)
+        queries = self.attention.write_normed(entered, cos, sin, slots)
+        # The given states have been read: the stream may be written over them.
+        stream = entered[:, self.state_size :].contiguous() if self.norm_before_residual else states
+        return Started(queries, stream)
+
+    def finish(self, started: Started, step: StepContext) -> tuple[Tensor, Tensor]:
+        """See ``fused.Parts``."""
+        x, stream = self._attend(started, step, self.kernel.begin(step))
+        return stream, self.vocabulary.head(self.last_norm(x, stream))
 
     def forward(
         self, ids: Tensor, states: Tensor, cos: Tensor, sin: Tensor, step: StepContext
@@ -152,19 +170,18 @@ class Eagle3Head:
     def _wide(
         self, ids: Tensor, states: Tensor, cos: Tensor, sin: Tensor, step: StepContext, state: Any
     ) -> tuple[Tensor, Tensor]:
-        normed = self.state_norm(states, None)
-        queries = self.attention.write_normed(self._enter(ids, normed), cos, sin, step.slots)
-        # Both have been read: the stream may be written over either.
-        stream = normed if self.norm_before_residual else states
-        return self.mlp.forward(self.attention.read(queries, state), stream, step.valid)
+        return self._attend(self.store(ids, states, cos, sin, step.slots), step, state)
+
+    def _attend(self, started: Started, step: StepContext, state: Any) -> tuple[Tensor, Tensor]:
+        return self.mlp.forward(self.attention.read(started.queries, state), started.stream, step.valid)
 
     def run(self, ids: Tensor, states: Tensor, cos: Tensor, sin: Tensor, step: StepContext) -> Tensor:
         """See ``fused.FusedHead``."""
         return self.forward(ids, states, cos, sin, step)[0]
 
-    def _enter(self, ids: Tensor, normed: Tensor) -> Tensor:
+    def _enter(self, ids: Tensor, states: Tensor) -> Tensor:
         # The layer's own input norm is the embedding's: the state has one more.
-        return torch.cat([self.attention.norm(self.vocabulary.embed(ids), None), normed], dim=1)
+        return beside(self.attention.norm, self.vocabulary.embed(ids), self.state_norm, states)
 
 
 def parameters(config: Eagle3Config, target: CausalLM, names: frozenset[str]) -> list[Parameter]:

@@ -21,17 +21,39 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib.util import find_spec
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from frizzen.layers.rotary import Rotary
-from frizzen.speculate.drafter import Asked, Choose, Proposed, Seen
+from frizzen.speculate.drafter import Asked, Choose, Proposed, Seen, Spots
 from frizzen.speculate.singles import known, singles
 from frizzen.step import StepContext
 
-__all__ = ["FusedDrafter", "FusedHead"]
+__all__ = ["FusedDrafter", "FusedHead", "Joined", "Started"]
+
+
+class Started(NamedTuple):
+    """Entries that are stored, and have not looked at others yet."""
+
+    queries: Tensor
+    """``[R, ...]``."""
+    stream: Tensor
+    """``[R, state_size]``, the residual stream."""
+
+
+class Joined(NamedTuple):
+    """The ``T`` tokens of a step, then the last token of each of ``R`` rows, which is to be drafted after."""
+
+    ids: Tensor
+    """``[T + R]`` int64."""
+    slots: Tensor
+    """``[T + R]`` int64."""
+    before: Tensor
+    """``[T + R, state_size]``, the states before them."""
+    positions: Tensor
+    """``[T + reach * R]`` int64, also those of all drafts."""
 
 
 class FusedHead(Protocol):
@@ -80,6 +102,20 @@ class FusedHead(Protocol):
     def run(self, ids: Tensor, states: Tensor, cos: Tensor, sin: Tensor, step: StepContext) -> Tensor:
         """The states of ``forward``; for the layer before another one."""
 
+    @property
+    def parts(self) -> Parts | None:
+        """The two halves of its ``forward``, if they can be had apart."""
+
+
+class Parts(Protocol):
+    """``finish`` of what ``store`` returns is ``FusedHead.forward``, and ``store`` is ``write``."""
+
+    def store(self, ids: Tensor, states: Tensor, cos: Tensor, sin: Tensor, slots: Tensor) -> Started:
+        """Stores entries, and returns what there is of each before it looks at any."""
+
+    def finish(self, started: Started, step: StepContext) -> tuple[Tensor, Tensor]:
+        """As ``forward``, of entries that are stored; what was started may be written over."""
+
 
 class FusedDrafter:
     """See the module."""
@@ -110,11 +146,26 @@ class FusedDrafter:
         """Entries of the step's tokens; then one token after the other."""
         if not self._carries:
             raise RuntimeError("allocate_kv must be called before the first step")
+        if asked is not None and len(self._heads) == 1 and (parts := self._heads[0].parts) is not None:
+            return Proposed(torch.stack(self._at_once(parts, seen, asked, choose, count), 1))
         given = self._take_in(seen)
         if asked is None:
             return None
         ends = [states.index_select(0, asked.spots.last) for states in given]
-        return Proposed(torch.stack(self._draft(ends, asked, choose, count), 1))
+        angles = self._angles(asked.spots.positions.flatten())
+        return Proposed(torch.stack(self._draft(ends, angles, asked, choose, count), 1))
+
+    def _at_once(self, parts: Parts, seen: Seen, asked: Asked, choose: Choose, count: int) -> list[Tensor]:
+        """``_take_in`` and ``_draft`` of a single layer, whose weights before attention are read once."""
+        tokens, rows = len(seen.ids), len(asked.tokens)
+        states = self._heads[0].states(seen.hidden, seen.taps)
+        joined = self._carries[0].join(states, seen, asked.tokens, asked.spots)
+        cos, sin = self._angles(joined.positions)
+        own = slice(0, tokens + rows)
+        started = parts.store(joined.ids, joined.before, cos[own], sin[own], joined.slots)
+        first = Started(started.queries[tokens:], started.stream[tokens:])
+        drafted = parts.finish(first, asked.step(0, 1))
+        return self._draft([first.stream], (cos[tokens:], sin[tokens:]), asked, choose, count, drafted)
 
     def _take_in(self, seen: Seen) -> list[Tensor]:
         """Writes every layer's entries of a step; the states ``[T, state_size]`` that each of them takes."""
@@ -133,23 +184,35 @@ class FusedDrafter:
         last.write(seen.ids, before, cos, sin, step)
         return given
 
-    def _draft(self, states: list[Tensor], asked: Asked, choose: Choose, count: int) -> list[Tensor]:
-        """``count`` drafts ``[R]``, from the states of the rows' last tokens by the layer that takes them."""
+    def _draft(
+        self,
+        states: list[Tensor],
+        angles: tuple[Tensor, Tensor],
+        asked: Asked,
+        choose: Choose,
+        count: int,
+        first: tuple[Tensor, Tensor] | None = None,
+    ) -> list[Tensor]:
+        """``count`` drafts ``[R]``, from the states of the rows' last tokens by the layer that takes them.
+
+        ``angles`` are of the ``[reach * R]`` positions of drafts. What the first pass gives may be known.
+        """
         heads, tokens, drafts = self._heads, asked.tokens, []
-        shape = (self.reach, len(tokens), -1)
-        cos, sin = (angle.view(shape) for angle in self._angles(asked.spots.positions.flatten()))
+        cos, sin = (angle.view(self.reach, len(tokens), -1) for angle in angles)
         for place in range(count):
-            one, angles = asked.step(place, 1), (cos[place], sin[place])
+            one, turns = asked.step(place, 1), (cos[place], sin[place])
             drafting = min(place, len(heads) - 1)
             # The states of this place, by the layer that takes them at the next one.
             given = {}
             for layer in range(drafting + 1, min(count, len(heads))):
                 if layer + 1 < min(count, len(heads)):
-                    own = heads[layer].run(tokens, states[layer], *angles, one)
+                    own = heads[layer].run(tokens, states[layer], *turns, one)
                     given[layer + 1] = known(own, asked.spots.positions[place], layer + 1)
                 else:
-                    heads[layer].write(tokens, states[layer], *angles, one)
-            state, logits = heads[drafting].forward(tokens, states[min(place, len(states) - 1)], *angles, one)
+                    heads[layer].write(tokens, states[layer], *turns, one)
+            state = states[min(place, len(states) - 1)]
+            state, logits = first or heads[drafting].forward(tokens, state, *turns, one)
+            first = None
             given[drafting + 1] = state
             states = [given.get(layer, state) for layer in range(len(heads) + 1)]
             tokens = choose(logits, place, heads[drafting].ids)
@@ -173,16 +236,32 @@ class _Carry:
 
         Zeros before a text's first token.
         """
-        size = self._block_size
         if states.device.type == "cuda" and find_spec("triton") is not None:
             from frizzen.kernels.triton import drafts
 
-            out = torch.empty_like(states)
-            drafts.before(states, self._states, seen, size, out, filled=False)
-            drafts.keep(states, self._states, seen, size)
-            drafts.before(states, self._states, seen, size, out, filled=True)
-            return out
+            before = drafts.before(states, self._states, seen, self._block_size)
+            drafts.keep(states, self._states, seen, self._block_size)
+            return before
         return self._before(states, seen)
+
+    def join(self, states: Tensor, seen: Seen, tokens: Tensor, spots: Spots) -> Joined:
+        """``before``, and after a step's tokens the ``tokens`` ``[R]`` that its rows sampled."""
+        if states.device.type == "cuda" and find_spec("triton") is not None:
+            from frizzen.kernels.triton import drafts
+
+            joined = drafts.join(states, self._states, seen, self._block_size, tokens, spots)
+            drafts.keep(states, self._states, seen, self._block_size)
+            return joined
+        return self._join(states, seen, tokens, spots)
+
+    def _join(self, states: Tensor, seen: Seen, tokens: Tensor, spots: Spots) -> Joined:
+        step = seen.step
+        return Joined(
+            torch.cat([seen.ids, tokens]),
+            torch.cat([step.slots, spots.slots[0]]),
+            torch.cat([self._before(states, seen), states.index_select(0, spots.last)]),
+            torch.cat([step.positions, spots.positions.flatten()]),
+        )
 
     def _before(self, states: Tensor, seen: Seen) -> Tensor:
         step, size = seen.step, self._block_size

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from frizzen.errors import UnsupportedModelError
 from frizzen.kernels.ops import StepKernel
-from frizzen.layers.build import BuildContext, Map, Norm, Sight
+from frizzen.layers.build import BuildContext, Map, Norm, Sight, beside
 from frizzen.layers.decoder import DecoderLayer
 from frizzen.layers.moe import ExpertLoad
 from frizzen.layers.rotary import Rotary
@@ -24,6 +24,7 @@ from frizzen.models import dense
 from frizzen.models.base import CausalLM, Family
 from frizzen.models.config import DecoderConfig
 from frizzen.speculate.compatibility import way_out
+from frizzen.speculate.fused import Parts
 from frizzen.step import StepContext
 
 __all__ = ["MtpHead", "build", "extended", "ignored", "parameters"]
@@ -81,6 +82,11 @@ class MtpHead:
         stream, normed = self._pass(ids, states, cos, sin, step)
         return stream, self.target.logits(normed)
 
+    @property
+    def parts(self) -> Parts | None:
+        """None: its layer is of any kind, and goes on by itself."""
+        return None
+
     def run(self, ids: Tensor, states: Tensor, cos: Tensor, sin: Tensor, step: StepContext) -> Tensor:
         """See ``fused.FusedHead``."""
         return self._pass(ids, states, cos, sin, step)[0]
@@ -95,8 +101,7 @@ class MtpHead:
         return stream, normed
 
     def _enter(self, ids: Tensor, states: Tensor) -> Tensor:
-        embedded = self.embedding_norm(self.target.embed(ids), None)
-        return self.project(torch.cat([embedded, self.state_norm(states, None)], dim=1))
+        return self.project(beside(self.embedding_norm, self.target.embed(ids), self.state_norm, states))
 
 
 def extended(config: DecoderConfig) -> DecoderConfig:

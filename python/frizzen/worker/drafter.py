@@ -147,12 +147,12 @@ def compile_drafts(
     lattice: Lattice,
     settle: Callable[[], None],
 ) -> None:
-    """See ``warmup.compile_steps``; one draft is as good as many.
+    """See ``warmup.compile_steps``; the second draft is as good as all after it.
 
     Raises:
         LoadError: the drafter cannot even do this.
     """
-    drafted = _Drafted(_Nothing(model, len(loaded.drafter.taps)), drafting, 1)
+    drafted = _Drafted(_Nothing(model, len(loaded.drafter.taps)), drafting, min(2, loaded.max_drafts))
     with _explained():
         compile_steps(drafted, lattice, model.device, model.block_size, settle)
 

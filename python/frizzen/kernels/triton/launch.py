@@ -20,6 +20,7 @@ another size compiles nothing.
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -30,7 +31,15 @@ import triton.language as tl
 
 from frizzen.kernels.facts import Facts
 
-__all__ = ["Target", "await_inputs", "multiply_add", "precision", "release_next", "round_up_power"]
+__all__ = [
+    "Target",
+    "await_inputs",
+    "multiply_add",
+    "options_on",
+    "precision",
+    "release_next",
+    "round_up_power",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +70,13 @@ class Target:
     def options(self) -> dict[str, Any]:
         """Keyword arguments of every launch; the interpreter does not know ``launch_pdl``."""
         return {"PDL": True, "launch_pdl": True} if self.dependent else {"PDL": False}
+
+
+@functools.cache
+def options_on(device: torch.device) -> dict[str, Any]:
+    """As ``Target.options``, for kernels that no plan names."""
+    dependent = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+    return Target(dependent, 0).options()
 
 
 def round_up_power(value: int, least: int = 1) -> int:

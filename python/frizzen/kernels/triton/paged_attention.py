@@ -29,8 +29,8 @@ from frizzen.step import StepContext
 
 __all__ = ["HeadNorms", "PagedAttention", "Tile"]
 
-_SPLIT_FROM = 512
-"""Longest context that is not worth a second launch."""
+_SPLIT_FROM = 544
+"""Longest context that is not worth a second launch; a context of 512 with drafts after it is none."""
 _SPLIT_LEAST = 128
 """Fewest keys of a split."""
 _SPLIT_MOST = 4096

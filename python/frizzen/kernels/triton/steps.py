@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from frizzen.kernels.triton.launch import round_up_power
+from frizzen.kernels.triton.launch import await_inputs, options_on, release_next, round_up_power
 
 if TYPE_CHECKING:
     from frizzen.worker.buffers import StepBuffers
@@ -148,9 +148,11 @@ def angles(
 def _end(
     tokens, maximum, ids, query_start, seq_lens, count, rows, last_sampled, uniforms, acceptance, sampled,
     num_sampled, row_status, last, ends, persistent, step_rows, sink, stride,
-    FORCED: tl.constexpr, WIDTH: tl.constexpr,
+    FORCED: tl.constexpr, WIDTH: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
+    await_inputs(PDL)
+    release_next(PDL)
     real = row < tl.load(count)
     first = tl.load(query_start + row)
     # Padding has tokens and no drafts.
@@ -194,14 +196,18 @@ def end_rows(step: Greedy) -> Ended:
         step.tokens, step.maximum, step.ids, plan.query_start, plan.seq_lens, step.count, plan.rows,
         step.batch.last_sampled, plan.uniforms, step.acceptance if forced else plan.uniforms, plan.sampled,
         plan.num_sampled, plan.row_status, *ended, step.padding, plan.sampled.shape[1], FORCED=forced,
-        WIDTH=round_up_power(plan.sampled.shape[1]), num_warps=1,
+        WIDTH=round_up_power(plan.sampled.shape[1]), num_warps=1, **options_on(step.tokens.device),
     )  # fmt: skip
     return ended
 
 
 @triton.jit(do_not_specialize=["size", "stride"])
-def _largest_parts(logits, peaks, places, size, stride, PARTS: tl.constexpr, LOGITS: tl.constexpr):
+def _largest_parts(
+    logits, peaks, places, size, stride, PARTS: tl.constexpr, LOGITS: tl.constexpr, PDL: tl.constexpr
+):  # fmt: skip
     token, part = tl.program_id(0), tl.program_id(1)
+    await_inputs(PDL)
+    release_next(PDL)
     blocks = tl.cdiv(size, LOGITS)
     row = logits + token.to(tl.int64) * stride
     peak = tl.full([LOGITS], float("-inf"), tl.float32)
@@ -222,8 +228,12 @@ def _largest_parts(logits, peaks, places, size, stride, PARTS: tl.constexpr, LOG
 
 
 @triton.jit
-def _largest(peaks, places, ids, maximum, tokens, PARTS: tl.constexpr, MAPPED: tl.constexpr):
+def _largest(
+    peaks, places, ids, maximum, tokens, PARTS: tl.constexpr, MAPPED: tl.constexpr, PDL: tl.constexpr
+):  # fmt: skip
     token = tl.program_id(0)
+    await_inputs(PDL)
+    release_next(PDL)
     part = tl.arange(0, PARTS)
     peak = tl.load(peaks + token * PARTS + part)
     place = tl.load(places + token * PARTS + part)
@@ -242,12 +252,13 @@ def largest(logits: torch.Tensor, ids: torch.Tensor | None = None) -> tuple[torc
     tokens = torch.empty(count, dtype=torch.int64, device=logits.device)
     peaks = torch.empty(count * PARTS, device=logits.device)
     places = torch.empty(count * PARTS, dtype=torch.int32, device=logits.device)
+    options = options_on(logits.device)
     if count:
         _largest_parts[(count, PARTS)](
-            logits, peaks, places, size, logits.stride(0), PARTS=PARTS, LOGITS=LOGITS
+            logits, peaks, places, size, logits.stride(0), PARTS=PARTS, LOGITS=LOGITS, **options
         )
         _largest[(count,)](
             peaks, places, places if ids is None else ids, maximum, tokens, PARTS=PARTS,
-            MAPPED=ids is not None, num_warps=1,
+            MAPPED=ids is not None, num_warps=1, **options,
         )  # fmt: skip
     return maximum, tokens
