@@ -76,7 +76,7 @@ def _gains(measured: list[Mapping[str, Any]] | None) -> str:
     if not measured:
         return "; its gain has not been measured"
     return "; " + ", ".join(
-        f"{entry['gain']:.2g}x for {entry['what']} ({entry['benchmark']})" for entry in measured
+        f"{entry['gain']:.3g}x for {entry['what']} ({entry['benchmark']})" for entry in measured
     )
 
 

@@ -35,6 +35,8 @@ pub struct SamplingParams {
     pub min_tokens: u32,
     /// Tokens that end the request, besides the model's end-of-sequence tokens.
     pub stop_token_ids: Vec<TokenId>,
+    /// Whoever reads the text looks for stop strings in it: what ended by its length may have ended by one of them.
+    pub stop_strings: bool,
     /// Do not stop at the model's end-of-sequence tokens.
     pub ignore_eos: bool,
     /// Return log-probabilities with this many alternatives per generated token.
@@ -68,6 +70,7 @@ impl Default for SamplingParams {
             max_tokens: None,
             min_tokens: 0,
             stop_token_ids: Vec::new(),
+            stop_strings: false,
             ignore_eos: false,
             logprobs: None,
             logprob_token_ids: Vec::new(),

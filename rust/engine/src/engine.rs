@@ -74,7 +74,8 @@ pub struct Engine<W> {
     output: StepOutput,
     events: Vec<RowEvent>,
     waiting: Vec<Waker>,
-    /// Requests that ended after the front end had given them up: the command that is on the way says how they count.
+    /// Requests that ended after the front end had given them up, or whose text the front end still reads for a stop string:
+    /// the command that is on the way says how they count.
     crossed: FxHashMap<RequestId, Finish>,
     counted: SchedulerCounters,
     out_of_memory: bool,
@@ -474,8 +475,11 @@ impl<W: Worker> Engine<W> {
                     extend(delta, event, &self.output);
                     delta.speculation = speculation.or_else(|| delta.speculation.take());
                 }));
-                if event.finish.is_some() {
+                if let Some(finish) = &event.finish {
                     registry.remove(&event.request);
+                    if finish.is_open {
+                        self.crossed.insert(event.request, finish.clone());
+                    }
                 }
                 iteration_tokens += observe(&self.metrics, event);
             }

@@ -326,7 +326,7 @@ impl EngineHandle {
             }
             registry.insert(id, Arc::clone(&mailbox));
         }
-        let stream = OutputStream::new(id, mailbox, self.clone());
+        let stream = OutputStream::new(id, mailbox, self.clone(), request.params.stop_strings);
         if self.commands.send(Command::Add(id, Arc::new(request))).is_err() {
             self.shared.registry().remove(&id);
             return Err(self.dead());
@@ -389,15 +389,20 @@ impl EngineHandle {
         self.shared.asleep.load(Ordering::Acquire)
     }
 
-    /// Ends a request for a reason that the front end found (it went away, a stop string).
-    pub(crate) fn end(&self, id: RequestId, reason: FinishReason) {
+    /// Ends a request for a reason that the front end found (it went away, a stop string). False if it has ended already.
+    pub(crate) fn end(&self, id: RequestId, reason: FinishReason) -> bool {
         let mailbox = self.shared.registry().remove(&id);
-        if let Some(mailbox) = mailbox {
-            let waiting = mailbox.append(|delta| delta.finish = Some(reason.clone()));
-            waiting.into_iter().for_each(Waker::wake);
-            // A loop that has ended has freed everything already.
-            let _ = self.commands.send(Command::End(id, reason));
-        }
+        let Some(mailbox) = mailbox else { return false };
+        let waiting = mailbox.append(|delta| delta.finish = Some(reason.clone()));
+        waiting.into_iter().for_each(Waker::wake);
+        self.settle(id, reason);
+        true
+    }
+
+    /// Says how a request ended.
+    pub(crate) fn settle(&self, id: RequestId, reason: FinishReason) {
+        // A loop that has ended has freed everything already.
+        let _ = self.commands.send(Command::End(id, reason));
     }
 
     /// Drops all cached prefixes. Returns false if requests were running, or the loop has ended.

@@ -87,11 +87,18 @@ pub struct OutputStream {
     mailbox: Arc<Mailbox>,
     engine: EngineHandle,
     finished: bool,
+    /// Its end by length is counted when this says that it was one.
+    settles: bool,
 }
 
 impl OutputStream {
-    pub(crate) fn new(id: RequestId, mailbox: Arc<Mailbox>, engine: EngineHandle) -> Self {
-        Self { id, mailbox, engine, finished: false }
+    pub(crate) fn new(id: RequestId, mailbox: Arc<Mailbox>, engine: EngineHandle, settles: bool) -> Self {
+        Self { id, mailbox, engine, finished: false, settles }
+    }
+
+    /// Whether it has to be kept until whoever looks for stop strings has said how the request ended.
+    pub(crate) const fn settles(&self) -> bool {
+        self.settles
     }
 
     /// The engine's id of the request.
@@ -137,15 +144,21 @@ impl OutputStream {
 impl OutputStream {
     /// Ends the request because the text so far holds one of its stop strings: it counts as stopped, not as aborted.
     pub fn stop(mut self) {
-        self.finished = true;
-        self.engine.end(self.id, FinishReason::Stop(StopReason::Text));
+        self.end(FinishReason::Stop(StopReason::Text), FinishReason::Stop(StopReason::Text));
+    }
+
+    /// Ends the request, or says how it has ended.
+    fn end(&mut self, open: FinishReason, ended: FinishReason) {
+        let ends = !self.finished && self.engine.end(self.id, open);
+        if self.settles && !ends {
+            self.engine.settle(self.id, ended);
+        }
+        (self.finished, self.settles) = (true, false);
     }
 }
 
 impl Drop for OutputStream {
     fn drop(&mut self) {
-        if !self.finished {
-            self.engine.abort(self.id);
-        }
+        self.end(FinishReason::Abort, FinishReason::Length);
     }
 }

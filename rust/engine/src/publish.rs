@@ -38,7 +38,8 @@ pub(crate) fn observe(metrics: &EngineMetrics, event: &RowEvent) -> u64 {
         metrics.time_to_first_token(first.latency.as_secs_f64());
         computed = u64::from(first.prefill.computed_tokens);
     }
-    if let Some(finish) = &event.finish {
+    // An end that the reader may call by another name is counted when it has named it.
+    if let Some(finish) = event.finish.as_ref().filter(|finish| !finish.is_open) {
         count_finish(metrics, finish);
     }
     generated + computed

@@ -244,6 +244,43 @@ fn an_abandoned_request_frees_its_replica_and_a_stop_string_counts_as_a_stop() {
 }
 
 #[test]
+fn a_stop_string_at_the_length_s_end_counts_as_a_stop_behind_a_replica_too() {
+    let fleet = Fleet::new(2);
+    let replicas = [fleet.join(0, worker()), fleet.join(1, worker())];
+    fleet.wait_ready();
+    let ended = |seed| {
+        let mut request = request(seed, 3);
+        request.params.stop_strings = true;
+        let mut stream = fleet.handle.submit(request).unwrap();
+        while stream.blocking_next().is_some_and(|delta| delta.finish.is_none()) {}
+        stream
+    };
+    for seed in 0..4 {
+        ended(seed).stop();
+        drop(ended(seed + 4));
+    }
+    // Nobody reads the end of this one.
+    let mut request = request(8, 3);
+    request.params.stop_strings = true;
+    let unread = fleet.handle.submit(request).unwrap();
+    wait_until("it has ended", || fleet.handle.open_streams() == 0);
+    drop(unread);
+    let count = |text: &str, reason: &str| -> f64 {
+        let lines = text.lines().filter(|line| {
+            line.starts_with("frizzen:request_success_total")
+                && line.contains(&format!("finished_reason=\"{reason}\""))
+        });
+        lines.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum()
+    };
+    wait_until("each is counted for what it was", || {
+        let text = metrics().encode_with(TextFormat::Prometheus, &fleet.handle.remote_metrics());
+        (count(&text, "stop"), count(&text, "length")) == (4.0, 5.0)
+    });
+    drop(fleet);
+    assert!(replicas.into_iter().all(|replica| replica.join().unwrap().is_ok()));
+}
+
+#[test]
 fn a_constraint_travels_as_its_source_or_is_refused() {
     let fleet = Fleet::new(1);
     let replica = fleet.join(0, worker());

@@ -193,6 +193,12 @@ impl PyEngine {
         Ok(self.engine(py)?.worker().info().plan.to_string())
     }
 
+    /// How drafts fare, as JSON, of the kind that `/v1/speculation` shows.
+    #[getter]
+    fn speculation_json(&self) -> String {
+        frizzen_server::speculation::status(&self.handle).to_string()
+    }
+
     /// Preemptions, prefix-cache queries and hits in tokens, since the start.
     #[getter]
     fn counters(&self, py: Python<'_>) -> PyResult<(u64, u64, u64)> {
@@ -362,7 +368,11 @@ impl PyEngine {
         constraint: Option<Arc<dyn Constraint>>,
         limits: &ParamLimits,
     ) -> Result<Pending, Error> {
-        let sampling = SamplingParams { banned_sequences: self.banned(params)?, ..params.sampling.clone() };
+        let sampling = SamplingParams {
+            banned_sequences: self.banned(params)?,
+            stop_strings: !params.stop.is_empty(),
+            ..params.sampling.clone()
+        };
         sampling.validate(limits)?;
         let sampling = sampling.canonical();
         let text = match &self.tokenizer {

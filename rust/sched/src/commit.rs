@@ -66,6 +66,8 @@ pub struct Finish {
     pub max_tokens: Option<u32>,
     /// Prompt tokens taken from the prefix cache.
     pub cached_tokens: u32,
+    /// The reader of the text may find that it ended otherwise, and says so in any case.
+    pub is_open: bool,
 }
 
 /// A row's parts of the step's results.
@@ -119,6 +121,7 @@ impl State {
 
     fn finish(&self, reason: FinishReason) -> Finish {
         Finish {
+            is_open: reason == FinishReason::Length && self.request.params.stop_strings,
             reason,
             timing: self.timing(),
             prompt_tokens: self.prompt_len(),

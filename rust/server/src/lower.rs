@@ -64,7 +64,8 @@ pub struct Plan<'a> {
 impl<'a> Plan<'a> {
     /// Checks the parameters against the model.
     pub fn new(common: &'a Common, limits: ParamLimits, kind: PromptKind) -> Result<Self, ApiError> {
-        let mut params = common.params.clone();
+        let stop_strings = !common.stop.is_empty();
+        let mut params = SamplingParams { stop_strings, ..common.params.clone() };
         if params.prompt_logprobs.is_some() && common.shown.stream && !kind.streams_scores {
             let message = "prompt_logprobs is not available when stream is true";
             return Err(ApiError::invalid("prompt_logprobs", message));

@@ -57,6 +57,40 @@ fn a_stop_string_counts_as_a_stop_and_not_as_an_abort() {
 }
 
 #[test]
+fn a_request_is_counted_as_ended_by_what_its_answer_says() {
+    let server = Server::start(script("one two three"));
+    let reason = |reason: &str| {
+        format!(
+            "frizzen:request_success_total{{model_name=\"mock\",engine=\"0\",finished_reason=\"{reason}\"}}"
+        )
+    };
+    let (mut stops, mut lengths) = (0.0, 0.0);
+    // "one two" has as many tokens as characters: its last one is the last that is allowed, and completes the stop string.
+    for (max_tokens, stop, says) in [
+        (7, "two", "stop"),
+        (7, "wo", "stop"),
+        (7, "two ", "length"),
+        (7, "zzz", "length"),
+        (6, "two", "length"),
+    ] {
+        for streams in [false, true] {
+            let body = json!({"prompt": "x", "max_tokens": max_tokens, "stop": stop, "stream": streams});
+            let answer = server.client().completion(&body);
+            let said = if streams {
+                common::finish_reasons(&answer.events(), 0)
+            } else {
+                vec![answer.ok()["choices"][0]["finish_reason"].as_str().unwrap().to_owned()]
+            };
+            assert_eq!(said, [says], "{body}");
+            *(if says == "stop" { &mut stops } else { &mut lengths }) += 1.0;
+            common::wait_until("it is counted", || {
+                (server.metric(&reason("stop")), server.metric(&reason("length"))) == (stops, lengths)
+            });
+        }
+    }
+}
+
+#[test]
 fn what_clients_send_adds_no_series_llm_d_router_1625() {
     let server = Server::start(script("x"));
     let lines = || server.client().get("/metrics").text().lines().count();

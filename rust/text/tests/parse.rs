@@ -236,6 +236,29 @@ fn a_forced_call_that_is_cut_off_is_never_content() {
 }
 
 #[test]
+fn the_head_of_a_bare_call_that_is_cut_off_is_no_content_and_other_text_is() {
+    let declared = [json!({"type": "function", "function": {"name": "weather"}})];
+    let read = |name: &str, text: &str| {
+        let format = Format { tools: ToolFormat::named(name), reasoning: None };
+        let tools = Arc::new(ToolSchemas::new(&declared));
+        let setup = Setup { start: Start::Answer, tools, ..Setup::default() };
+        let mut parser = MessageParser::new(format, &setup);
+        message(parser.push(text).into_iter().chain(parser.cut_off()).collect())
+    };
+    for (name, call) in [
+        ("llama3_json", r#"{"name": "weather", "parameters": {"city": "a"}}"#),
+        ("pythonic", r#"[weather(city="a")]"#),
+    ] {
+        for place in 0..=call.len() {
+            assert_eq!(read(name, &call[..place]).content, "", "{name} at {place}");
+        }
+        for prose in [r#"{"answer": 4"#, r#"{"name": "nobody", "parameters": {"x"#, "[1, 2", "It is {4"] {
+            assert_eq!(read(name, prose).content, prose, "{name}");
+        }
+    }
+}
+
+#[test]
 fn a_call_has_one_start_one_end_and_its_own_index_hermes_agent_3468() {
     for case in CASES.iter() {
         let mut open = None;

@@ -98,12 +98,11 @@ class Mxfp4Experts:
         return padding_bytes(w13) + padding_bytes(w2)
 
     def prepare(self, w13: Mxfp4Weight, w2: Mxfp4Weight, b13: Tensor | None, b2: Tensor | None) -> Experts:
-        """Rearranges the weights in place.
-
-        Raises:
-            ValueError: see ``rearrange``.
-        """
-        layer, plain = Layer(*rearrange(w13), *rearrange(w2), b13, b2), self.plain
+        """Rearranges the weights in place, whatever their scales are."""
+        up, down = rearrange(w13), rearrange(w2)
+        if b2 is not None:
+            b2.mul_(2.0**-down.excess)
+        layer, plain = Layer(up.units, up.words, down.units, down.words, b13, b2), self.plain
 
         def run(x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
             tokens = len(x)
@@ -116,7 +115,7 @@ class Mxfp4Experts:
                 return self.few(layer, x, weights, ids, *tiles)
             return self.many(layer, x, weights, ids, *many_tiles(plain.dtype))
 
-        return run
+        return _enlarged(run, up.excess, down.excess)
 
     def one(
         self, layer: Layer, x: Tensor, weights: Tensor, ids: Tensor, up: OneTile, down: OneTile
@@ -201,6 +200,21 @@ class Mxfp4Experts:
             "maxnreg": tile.registers if isinstance(tile, FewTile) else None,
             **self.plain.target.options(),
         }
+
+
+def _enlarged(run: Experts, up: int, down: int) -> Experts:
+    """``run`` on weights that are ``2 ** up`` and ``2 ** down`` times too small: its inputs make up for it.
+
+    Powers of two round nothing. A token would have to be of 2 ** (128 - up) to become infinite by it, where
+    its product with the weight's largest number is infinite too.
+    """
+    if not up and not down:
+        return run
+
+    def enlarged(x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
+        return run(x * 2.0**up, weights * 2.0**down, ids)
+
+    return enlarged
 
 
 def few_tiles(tokens: int, top_k: int, experts: int, dtype: torch.dtype) -> tuple[FewTile, FewTile]:

@@ -197,7 +197,9 @@ impl Dispatcher {
                     FinishReason::Stop(StopReason::Text) => Ending::StopString,
                     _ => Ending::Abort,
                 };
-                if let Some(rank) = owner {
+                // One that has ended is in no book any more: its replica waits to hear how, and the others ignore it.
+                let ranks = owner.map_or(0..self.members.len(), |rank| rank..rank + 1);
+                for rank in ranks {
                     self.tell(rank as u32, &ToReplica::End(id, ending));
                 }
             }

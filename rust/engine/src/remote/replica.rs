@@ -328,7 +328,7 @@ impl Serving<'_> {
                     Poll::Pending => break false,
                 }
             };
-            if ended {
+            if ended && !open.stream.settles() {
                 self.open.remove(&id);
             }
             if any {

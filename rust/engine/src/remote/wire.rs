@@ -14,7 +14,7 @@ use crate::handle::Load;
 use crate::pause::PauseMode;
 
 /// Goes up with every change of a message.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 /// Longest frame: the vectors of a long step's tokens fit, four letters of a stray connection do not.
 const LONGEST: u32 = 256 << 20;
 
@@ -53,7 +53,8 @@ pub enum Ending {
 pub enum ToReplica {
     /// Compute this.
     Add(Box<RemoteRequest>),
-    /// Forget this; a request that has ended already is ignored.
+    /// Forget this. Of a request that has ended by its length, this says whether its text ended by a stop string; one that
+    /// is not known is ignored.
     End(RequestId, Ending),
     /// Forget the hashed prefixes; answered by [`FromReplica::PrefixCacheReset`].
     ResetPrefixCache,

@@ -71,8 +71,6 @@ pub(super) struct Frame {
     held: String,
     /// `held` begins with what opened the body: there was no call in it yet.
     fresh: bool,
-    /// A marker opened the body, and not a character that content may have as well.
-    marked: bool,
     /// Only white space so far, or since the last call.
     blank: bool,
     called: bool,
@@ -90,7 +88,6 @@ impl Frame {
             pending: VecDeque::new(),
             held: String::new(),
             fresh: false,
-            marked: false,
             blank: true,
             called: false,
         }
@@ -99,7 +96,6 @@ impl Frame {
     fn open(&mut self, marker: Option<usize>) {
         self.body = Some((self.spec.body)(marker, &self.tools));
         self.fresh = true;
-        self.marked = marker.is_some();
         self.held = marker.map_or_else(String::new, |index| self.markers[index].to_owned());
     }
 
@@ -206,7 +202,8 @@ impl StreamParser for Frame {
     }
 
     fn is_in_head(&self) -> bool {
-        self.body.is_some() && self.marked
+        // Of a bare format too: the body would have refused what cannot become a call.
+        self.body.is_some()
     }
 
     fn pause(&mut self, out: &mut Output) {

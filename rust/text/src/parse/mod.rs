@@ -6,8 +6,8 @@
 //!   so it cannot see where a piece ended;
 //! * no part of a marker is shown while it may still become one;
 //! * nothing is lost: text that looked like a call and is none comes back as content, and what was given out before
-//!   stays; a call whose arguments have begun keeps them, whatever follows. What a limit cut off behind a marker, before it
-//!   was a call, is markup, and no content;
+//!   stays; a call whose arguments have begun keeps them, whatever follows. What a limit cut off before it was a call, behind
+//!   a marker or where a bare format could still have become one, is markup, and no content;
 //! * text inside a string argument never ends a call, and where a value is JSON, text inside its strings never ends it;
 //! * what opens reasoning opens it in content only, never in a call;
 //! * arguments are given out as the JSON text that they are, and a call is `complete` only if that text is a JSON object;
@@ -96,7 +96,7 @@ pub(crate) trait StreamParser: fmt::Debug + Send {
     /// True in the content state, where reasoning may begin.
     fn is_idle(&self) -> bool;
 
-    /// True behind a marker that opens calls, in what is no call yet.
+    /// True in what has begun like a call, by a marker or in a bare format, and is none yet.
     fn is_in_head(&self) -> bool {
         false
     }
