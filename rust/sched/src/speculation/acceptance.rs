@@ -27,6 +27,14 @@ const PRIOR: f64 = 4.0;
 const UNKNOWN: [f64; KINDS] = [0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.7];
 /// No draft is ever certain.
 const MOST: f64 = 0.995;
+/// Nats by which what drafters say must have foretold outcomes better than places did.
+const PROVEN: f64 = 2.0;
+/// The most that one outcome proves.
+const PROOF: f64 = 2.0;
+/// What is left of a proof after another outcome.
+const PROOF_LASTS: f64 = 0.995;
+/// Weight of the latest draft in what is said of the drafts of a place.
+const SAID_NEWEST: f64 = 0.02;
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Counts {
@@ -111,6 +119,10 @@ pub struct Acceptance {
     alike: [Alike; WARMTHS],
     /// How what drafters say of their drafts is to be read.
     trust: Trust,
+    /// Nats by which that foretold the latest outcomes better than their places.
+    proof: f64,
+    /// What was said of the latest drafts of each place, as it is read: mean chance, and weight up to 1.
+    said: [(f64, f64); POSITIONS],
 }
 
 /// How one request compares with all of them.
@@ -173,9 +185,23 @@ impl Acceptance {
     }
 
     fn expected(&self, judged: Judged<'_>, position: usize) -> f64 {
+        let (said, weight) = self.said[position.min(POSITIONS - 1)];
         match judged.confidences.get(position) {
-            Some(confidence) => self.trust.chance(f64::from(*confidence), position),
-            None => self.chance(judged.evidence, judged.warmth, position),
+            Some(confidence) if self.proof > PROVEN => self.trust.chance(f64::from(*confidence), position),
+            None if self.proof > PROVEN && judged.evidence == Evidence::Model && weight > 0.0 => {
+                said / weight
+            }
+            _ => self.chance(judged.evidence, judged.warmth, position),
+        }
+    }
+
+    /// Notes what a drafter says of a proposal, whether or not it will be verified.
+    pub fn hear(&mut self, confidences: &[f32]) {
+        for (at, confidence) in confidences.iter().enumerate() {
+            let chance = self.trust.chance(f64::from(*confidence), at);
+            let (said, weight) = &mut self.said[at.min(POSITIONS - 1)];
+            *said += SAID_NEWEST * (chance - *said);
+            *weight += SAID_NEWEST * (1.0 - *weight);
         }
     }
 
@@ -193,13 +219,19 @@ impl Acceptance {
     /// Draft `position` was right or wrong, all before it being right.
     pub fn label(&mut self, own: &mut OwnAcceptance, judged: Judged<'_>, position: usize, accepted: bool) {
         let expected = self.expected(judged, position);
+        if let Some(confidence) = judged.confidences.get(position).copied().map(f64::from) {
+            let by_place = self.chance(judged.evidence, judged.warmth, position);
+            let nats = |chance: f64| (if accepted { chance } else { 1.0 - chance }).clamp(1e-3, 1.0).ln();
+            let better = nats(self.trust.chance(confidence, position)) - nats(by_place);
+            // What was proven once must not take forever to be disproved, nor the other way round.
+            self.proof = PROOF_LASTS * self.proof + better.clamp(-PROOF, PROOF);
+            self.proof = self.proof.clamp(-4.0 * PROVEN, 4.0 * PROVEN);
+            self.trust.label(confidence, position, accepted);
+        }
         let (kind, alike) = (kind(judged.evidence), &mut self.alike[judged.warmth as usize]);
         self.kinds[kind].add(accepted, WINDOW);
         alike.kinds[kind].add(accepted, WINDOW);
         alike.places[kind][position.min(POSITIONS - 1)].add(accepted, WINDOW);
-        if let Some(confidence) = judged.confidences.get(position) {
-            self.trust.label(f64::from(*confidence), position, accepted);
-        }
         own.add(accepted, expected);
     }
 }
@@ -258,5 +290,33 @@ mod tests {
         assert!((first(Warmth::High) - 0.3).abs() < 0.03, "{}", first(Warmth::High));
         let between = first(Warmth::Low);
         assert!((0.5..0.7).contains(&between), "nobody was sampled like that: {between}");
+    }
+
+    #[test]
+    fn a_drafter_that_says_nonsense_is_judged_as_one_that_says_nothing_and_one_that_knows_is_believed() {
+        let survival = |says: fn(bool) -> f32| {
+            let mut all = Acceptance::default();
+            for trial in 0..600 {
+                let right = trial % 5 < 3;
+                let confidences = [says(right)];
+                all.hear(&confidences);
+                let judged =
+                    Judged { evidence: Evidence::Model, confidences: &confidences, warmth: Warmth::Greedy };
+                all.label(&mut OwnAcceptance::default(), judged, 0, right);
+            }
+            [0.1, 0.9].map(|said: f32| {
+                let confidences = [said];
+                let judged =
+                    Judged { evidence: Evidence::Model, confidences: &confidences, warmth: Warmth::Greedy };
+                let mut survival = Vec::new();
+                all.survival(&OwnAcceptance::default(), judged, 1, &mut survival);
+                survival[0]
+            })
+        };
+        for nonsense in [survival(|_| 0.01), survival(|right| if right { 0.3 } else { 0.4 })] {
+            assert!(nonsense.iter().all(|chance| (chance - 0.6).abs() < 0.05), "{nonsense:?}");
+        }
+        let [low, high] = survival(|right| if right { 0.9 } else { 0.1 });
+        assert!(low < 0.15 && high > 0.85, "{low:.2} {high:.2}");
     }
 }

@@ -23,6 +23,8 @@ pub use super::curve::Curve;
 const OUTLIER: f64 = 3.0;
 /// The same for measurements beyond a multiple of what is expected: most hiccups are of that kind.
 const HICCUP: f64 = 2.0;
+/// A lone step that takes longer than this multiple of what is known is left out.
+const DOUBTFUL: f64 = 1.5;
 /// Buckets of rows that stand for each other where the law carries times over: half as many again.
 const NEAR: u32 = 2;
 /// The same for what proposing adds: four times as many.
@@ -171,8 +173,7 @@ impl CostModel {
     fn enter(&mut self, rows: usize, drafts: usize, proposed: usize, seconds: f64, most: f64) {
         let adds = self.drafting(rows).at(proposed);
         let at = (bucket(rows), bucket(drafts));
-        let known = self.cells.get(&at).filter(|cell| cell.weight >= 3.0).map(|cell| cell.seconds + adds);
-        let seconds = known.map_or(seconds, |known| seconds.clamp(known / OUTLIER, known * HICCUP));
+        let Some(seconds) = self.credible(at, adds, seconds) else { return };
         // Without drafts the time of the step is known, so that the rest is what proposing adds; with drafts, and with
         // proposing known, it is the other way round.
         let proposes_only = drafts == 0 && proposed > 0;
@@ -208,6 +209,25 @@ impl CostModel {
         if is_new || step.is_multiple_of(FIT_EVERY) {
             self.fit();
         }
+    }
+
+    /// A step's time, as far as it is to be believed beside what its cell knows; `None` for a lone one that took far longer
+    /// than those before it: machines have hiccups, and these say nothing. Of two in a row the second is believed.
+    fn credible(&mut self, at: (u32, u32), adds: f64, seconds: f64) -> Option<f64> {
+        let Some(cell) = self.cells.get_mut(&at).filter(|cell| cell.weight >= 1.0) else {
+            return Some(seconds);
+        };
+        let known = cell.seconds + adds;
+        let doubted = std::mem::replace(&mut cell.doubted, seconds > DOUBTFUL * known);
+        if cell.doubted && !doubted {
+            return None;
+        }
+        if cell.weight < 3.0 {
+            // It may have begun with a hiccup.
+            cell.weight = if seconds < known / DOUBTFUL { 0.0 } else { cell.weight };
+            return Some(seconds);
+        }
+        Some(seconds.clamp(known / OUTLIER, known * HICCUP))
     }
 
     /// What the law makes of the measured times, for a step that is like none of them.
@@ -382,7 +402,10 @@ impl CostModel {
                 let is_time = (0.0..3600.0).contains(&seconds) && (1.0..1e6).contains(&rows);
                 if is_time && (0.0..1e7).contains(&drafts) {
                     let at = (bucket(rows.round() as usize), bucket(drafts.round() as usize));
-                    cells.insert(at, Cell { seconds, rows, drafts, weight: REMEMBERED, last: self.step });
+                    cells.insert(
+                        at,
+                        Cell { seconds, rows, drafts, weight: REMEMBERED, last: self.step, doubted: false },
+                    );
                 }
             }
         }
@@ -550,5 +573,19 @@ mod tests {
         }
         assert!(model.bracketed(bucket(4), 2.0).is_some());
         assert!(model.bracketed(bucket(4), 8.0).is_none());
+    }
+
+    #[test]
+    fn a_lone_hiccup_says_nothing_and_a_change_is_believed() {
+        let mut model = CostModel::default();
+        let plain = |model: &CostModel| model.curve(1).map_or(0.0, |curve| curve.at(0));
+        for step in 0..40 {
+            model.measure(1, 0, 0, if step % 10 == 0 { 0.1 } else { 0.01 });
+        }
+        assert!((plain(&model) - 0.01).abs() < 1e-9, "{}", plain(&model));
+        for _ in 0..60 {
+            model.measure(1, 0, 0, 0.03);
+        }
+        assert!(plain(&model) > 0.025, "{}", plain(&model));
     }
 }

@@ -14,6 +14,8 @@ pub(super) struct Cell {
     pub weight: f64,
     /// Number of the step that was measured last.
     pub last: u64,
+    /// The latest step took so much longer that it was left out.
+    pub doubted: bool,
 }
 
 impl Cell {

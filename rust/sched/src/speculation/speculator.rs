@@ -40,6 +40,8 @@ pub struct Speculator {
     wanted: u32,
     /// What the guard chose last, while drafts were worth it.
     usual: u32,
+    /// Why the worker was told to propose nothing, if it was.
+    declined: Option<Reason>,
     /// Why there are no drafts any more.
     failure: Option<String>,
     /// Steps since the last label.
@@ -89,6 +91,7 @@ impl Speculator {
             fixed: false,
             wanted: 0,
             usual: 0,
+            declined: None,
             failure: None,
             unlabelled: 0,
             governed: Vec::new(),
@@ -228,6 +231,7 @@ impl Speculator {
             }
             let Some(asked) = self.offer(event.request, room) else { continue };
             let followed = self.followed.get_mut(&event.request).expect("an offer is of a followed request");
+            self.acceptance.hear(&followed.confidences);
             let survival = survival_at(&mut self.offers, offers);
             self.acceptance.survival(&followed.own, followed.judged(), self.drafts.len(), survival);
             if asked == Speculation::Auto {
@@ -268,6 +272,7 @@ impl Speculator {
             self.followed.values_mut().for_each(|followed| followed.own.forget());
         }
         self.wanted = fixed.proposed.max(decision.propose) as u32;
+        self.declined = Some(decision.reason).filter(|_| self.config.is_worker() && self.wanted == 0);
         // As many as there was room for says nothing of rows with more room.
         let room = longest(&self.outlook[..outlook]);
         if decision.reason == Reason::Gain && (decision.propose < room || room as u32 == self.max_drafts) {
@@ -349,7 +354,7 @@ impl Speculator {
             self.drafts.extend(places.map(|place| filler(request, seen + place as u64)));
         }
         if self.drafts.is_empty() {
-            followed.reason = Reason::NoMatch;
+            followed.reason = self.declined.unwrap_or(Reason::NoMatch);
             followed.begin(&[]);
             return None;
         }

@@ -5,9 +5,9 @@
 //! place). It starts by taking the drafter at its word. What a drafter says must depend on its distribution and not on the
 //! token that it drew; otherwise trimming by it would bias the text.
 //!
-//! Against the estimate by place alone, in nats per draft on simulated drafters with chances spread evenly from 0 to 1: 0.51
+//! Against the estimate by place alone, in nats per draft on simulated drafters with chances spread evenly from 0 to 1: 0.50
 //! against 0.69 for one that knows its chances, and the same for one that boasts (twice the logit and 1.5 more); for one that
-//! knows nothing 0.656 against 0.647, which is what unlearning its word costs. Drafters that say nothing are judged by place.
+//! knows nothing 0.654 against 0.647, which is what unlearning its word costs. Drafters that say nothing are judged by place.
 
 /// Places that are told apart; later ones count as the last.
 const PLACES: usize = 16;
@@ -15,7 +15,11 @@ const PLACES: usize = 16;
 const EVERY: u32 = 100;
 /// A step is damped by `labels / (labels + DAMPING)`.
 const DAMPING: f64 = 50.0;
-const RIDGE: f64 = 1e-3;
+const RIDGE: f64 = 1.0;
+/// The most that a step may change the slope and a shift: where the reading is all but certain there is next to no
+/// curvature, and a step could be any distance.
+const MOST_SLOPED: f64 = 0.5;
+const MOST_SHIFTED: f64 = 2.0;
 /// Bound of what is said, as a logit.
 const MOST: f64 = 40.0;
 
@@ -85,13 +89,14 @@ impl Trust {
             right -= mixed * gradient / (curvature + RIDGE);
             left -= mixed * mixed / (curvature + RIDGE);
         }
-        let slope = damping * right / left;
+        let slope = (damping * right / left).clamp(-MOST_SLOPED, MOST_SLOPED);
         let shifts = self.by_shift.map(|(gradient, curvature, mixed)| {
-            damping * (gradient - mixed * right / left) / (curvature + RIDGE)
+            let shift = damping * gradient / (curvature + RIDGE) - slope * mixed / (curvature + RIDGE);
+            shift.clamp(-MOST_SHIFTED, MOST_SHIFTED)
         });
         let is_sound = left > 0.0 && slope.is_finite() && shifts.iter().all(|shift| shift.is_finite());
-        if is_sound && self.slope + slope >= 0.0 {
-            self.slope += slope;
+        if is_sound {
+            self.slope = (self.slope + slope).max(0.0);
             for (own, shift) in self.shifts.iter_mut().zip(shifts) {
                 *own += shift;
             }
@@ -166,5 +171,15 @@ mod tests {
         }
         assert!(trust.slope >= 0.0);
         assert!([f64::NAN, 0.0, 0.5, 1.0].iter().all(|said| (0.0..=1.0).contains(&trust.chance(*said, 3))));
+    }
+
+    #[test]
+    fn a_reading_that_is_all_but_certain_does_not_run_away() {
+        let mut trust = Trust::default();
+        for trial in 0..4000 {
+            trust.label(1e-6, trial % 4, trial % 2 == 0);
+        }
+        let furthest = trust.shifts.iter().fold(0.0, |most: f64, shift| most.max(shift.abs()));
+        assert!(trust.slope < 10.0 && furthest < 100.0, "{trust:?}");
     }
 }
