@@ -1,6 +1,7 @@
 //! The chance that a draft is right, given the match that it follows, its place, and how its request fared so far.
 //!
-//! Counts decay, so that the estimates follow the traffic. Labels come from every proposal, verified or not, wherever what
+//! Counts decay, so that the estimates follow the traffic; where the latest outcomes can hardly be of the same rate as those
+//! before, these count for no more than the latest. Labels come from every proposal, verified or not, wherever what
 //! the text became tells for free: a proposal does not depend on whether it is verified. What a drafter says of its drafts
 //! itself is read as [`Trust`] has learnt to read it.
 //!
@@ -19,6 +20,10 @@ const KINDS: usize = 8;
 const POSITIONS: usize = 16;
 /// Trials after which counts are halved.
 const WINDOW: f64 = 256.0;
+/// Trials that are the latest ones.
+const LATEST: f64 = 24.0;
+/// Standard deviations by which the latest trials must differ from those before to show that something has changed.
+const CHANGED: f64 = 4.5;
 /// The same for one request.
 const OWN_WINDOW: f64 = 64.0;
 /// Trials that the more general estimate weighs.
@@ -40,6 +45,8 @@ const SAID_NEWEST: f64 = 0.02;
 struct Counts {
     accepted: f64,
     trials: f64,
+    /// Of these, the latest: accepted and all.
+    latest: (f64, f64),
 }
 
 impl Counts {
@@ -47,14 +54,33 @@ impl Counts {
         if self.trials >= window {
             self.accepted /= 2.0;
             self.trials /= 2.0;
+            self.latest = (0.0, 0.0);
         }
+        let accepted = f64::from(u8::from(accepted));
         self.trials += 1.0;
-        self.accepted += f64::from(u8::from(accepted));
+        self.accepted += accepted;
+        self.latest = (self.latest.0 + accepted, self.latest.1 + 1.0);
+        self.notice_change();
+    }
+
+    fn notice_change(&mut self) {
+        let (accepted, trials) = self.latest;
+        let before = (self.trials - trials).max(0.0);
+        let rate = (self.accepted - accepted).clamp(0.0, before) / before.max(1.0);
+        // Half a trial, since a rate of nearly 0 or 1 is not known that well.
+        let spread = (trials * rate * (1.0 - rate) + 0.5).sqrt();
+        if before > trials && (accepted - trials * rate).abs() > CHANGED * spread {
+            (self.accepted, self.trials) = (accepted + rate * trials, 2.0 * trials);
+            self.latest = (0.0, 0.0);
+        } else if trials >= LATEST {
+            self.latest = (0.0, 0.0);
+        }
     }
 
     /// Keeps a share of what was seen, so that what comes counts for more.
     fn fade(&mut self, most: f64) {
         if self.trials > most {
+            self.latest = (0.0, 0.0);
             self.accepted *= most / self.trials;
             self.trials = most;
         }
@@ -290,6 +316,36 @@ mod tests {
         assert!((first(Warmth::High) - 0.3).abs() < 0.03, "{}", first(Warmth::High));
         let between = first(Warmth::Low);
         assert!((0.5..0.7).contains(&between), "nobody was sampled like that: {between}");
+    }
+
+    #[test]
+    fn a_sudden_change_is_followed_within_few_outcomes_and_chance_is_none() {
+        let mut all = Acceptance::default();
+        let judged = Judged { evidence: Evidence::Model, confidences: &[], warmth: Warmth::Greedy };
+        let mut label = |all: &mut Acceptance, right: bool| {
+            all.label(&mut OwnAcceptance::default(), judged, 1, right);
+            all.chance(Evidence::Model, Warmth::Greedy, 1)
+        };
+        for _ in 0..200 {
+            label(&mut all, true);
+        }
+        let fallen: Vec<f64> = (0..16).map(|_| label(&mut all, false)).collect();
+        assert!(fallen[15] < 0.35, "{fallen:.2?}");
+        let risen: Vec<f64> = (0..24).map(|_| label(&mut all, true)).collect();
+        assert!(risen[23] > 0.65, "{risen:.2?}");
+
+        // Outcomes of one rate: the estimate stays what many of them say.
+        let mut draw = 1u64;
+        let mut seen = Vec::new();
+        for trial in 0..20_000 {
+            draw = draw.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let chance = label(&mut all, (draw >> 11) as f64 / (1u64 << 53) as f64 <= 0.6);
+            if trial > 500 {
+                seen.push((chance - 0.6).abs());
+            }
+        }
+        let far = seen.iter().filter(|off| **off > 0.15).count();
+        assert!(far < seen.len() / 100, "{far} of {}", seen.len());
     }
 
     #[test]
