@@ -258,10 +258,22 @@ def test_logprobs_of_the_text_are_the_same_in_both_modes_and_join_to_it(plain: o
     assert plain.responses.create(model="mock", input="hi").output[0].content[0].logprobs == []
 
 
-def test_logprobs_are_refused_where_a_parser_reads_the_text(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.APIStatusError) as refused:
-        client.responses.create(model="mock", input="hi", include=["message.output_text.logprobs"])
-    assert (refused.value.status_code, refused.value.param) == (501, "include")
+def test_logprobs_are_those_of_the_content_that_a_parser_reads(client: openai.OpenAI) -> None:
+    asked = {"input": "hi", "include": ["message.output_text.logprobs"], "top_logprobs": 2, "tools": TOOLS}
+    whole = client.responses.create(model="mock", **asked)
+    assert [item.type for item in whole.output] == [
+        "reasoning",
+        "message",
+        "function_call",
+        "function_call",
+    ]
+    entries = whole.output[1].content[0].logprobs
+    assert b"".join(bytes(entry.bytes) for entry in entries).decode() == whole.output_text == "I look."
+    events = events_of(client, **asked)
+    deltas = [event for event in events if event.type == "response.output_text.delta"]
+    for event in deltas:
+        assert "".join(entry.token for entry in event.logprobs) == event.delta
+    assert events[-1].response.output[1].content == whole.output[1].content
 
 
 def test_a_too_long_input_says_so(plain: openai.OpenAI) -> None:

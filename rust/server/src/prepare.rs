@@ -20,7 +20,6 @@ use crate::output::tokens::Tokens;
 use crate::output::writer::Header;
 use crate::output::{Echo, Envelope, Pieces, ShownPrompt, Writer, chat, completion};
 use crate::pooling::run::check_generates;
-use crate::request::responses::LOGPROBS;
 use crate::request::{
     ChatRequest, Common, CompletionRequest, Dialect, Fields, Limits, Prompt, ResponsesRequest, ToolChoice,
     messages, native, tokens,
@@ -135,6 +134,8 @@ struct Said<'a> {
     prompt: ShownPrompt,
     readers: Vec<Reader>,
     shape: Shape,
+    /// Special tokens that the readers are shown.
+    markers: Arc<[TokenId]>,
 }
 
 /// What the steps of one preparation share.
@@ -162,14 +163,6 @@ impl Job<'_> {
         let plan = Plan::new(common, limits.params, kind)?;
         let text = self.model.render(conversation)?;
         let mut reading = self.reading(request, &text);
-        let is_response = matches!(voice, Voice::Responses { .. });
-        if is_response && common.params.logprobs.is_some() && !reading.format.is_plain() {
-            let message = format!(
-                "include: {LOGPROBS} is not supported where reasoning or tool calls are read out of the text; \
-                 /v1/chat/completions has the log-probabilities of all tokens"
-            );
-            return Err(ApiError::unsupported("include", message));
-        }
         let shape = Shape {
             reasoning: reading.format.reasoning.is_some() && request.include_reasoning,
             reasoning_content: self.state.http.parsing.emit_reasoning_content,
@@ -179,6 +172,7 @@ impl Job<'_> {
         reading.setup.closed_by_tag = wanted.is_some();
         let readers = self.readers(request, &reading, shape);
         let start = reading.setup.start;
+        let markers = reading.format.marker_tokens(&self.model.tokenizer);
         let plan = plan.reading(reading);
         let tokens: Arc<[TokenId]> = match &request.prompt_ids {
             Some(ids) => plan.truncate(ids.clone()),
@@ -196,7 +190,8 @@ impl Job<'_> {
         let name = self.answer_name(common);
         let source = Some(&*text).filter(|_| request.prompt_ids.is_none() && common.truncate.is_none());
         let prompt = ShownPrompt::new(&tokens, source, &common.shown, &self.model.tokenizer)?;
-        let said = Said { name: &name, served, grammar: grammar.as_deref(), prompt, readers, shape };
+        let grammar = grammar.as_deref();
+        let said = Said { name: &name, served, grammar, prompt, readers, shape, markers };
         let writer = self.writer(request, voice, said);
         let prompts = [TokenPrompt { tokens, echo: None }];
         plan.lower(&prompts, constraint.as_ref(), &name, &self.model.tokenizer, writer)
@@ -204,7 +199,7 @@ impl Job<'_> {
 
     /// What writes the answer to a conversation.
     fn writer(&self, request: &ChatRequest, voice: Voice, said: Said<'_>) -> Box<dyn Writer> {
-        let Said { name, served, grammar, prompt, readers, shape } = said;
+        let Said { name, served, grammar, prompt, readers, shape, markers } = said;
         let common = &request.common;
         // The translated dialects have one choice.
         let reader = |mut readers: Vec<Reader>| readers.swap_remove(0);
@@ -241,7 +236,8 @@ impl Job<'_> {
                     work: background.then(|| Work::new(common.shown.stream).into()),
                 });
                 let tokenizer = Arc::clone(&self.model.tokenizer);
-                let asked = as_count(common.params.num_alternatives()).map(|top| (self.pieces(common), top));
+                let pieces = || self.pieces(common).showing(markers);
+                let asked = as_count(common.params.num_alternatives()).map(|top| (pieces(), top));
                 let writer = Responses::new((name, served), echo, reader(readers), tokenizer, keep);
                 Box::new(writer.with_logprobs(asked))
             }

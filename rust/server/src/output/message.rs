@@ -4,7 +4,7 @@ use frizzen_text::parse::{Delta, Format, Message, MessageParser, Setup, ToolCall
 use serde_json::Value;
 
 use crate::json;
-use crate::output::delta::ChoiceDelta;
+use crate::output::delta::{ChoiceDelta, Finish};
 
 /// How messages are shown.
 #[derive(Clone, Copy, Debug, Default)]
@@ -65,14 +65,37 @@ impl Reader {
 
     /// The same, without a copy of a text that is content as it is.
     pub(crate) fn parts(&mut self, delta: &ChoiceDelta) -> Parts {
-        let Some(parser) = &mut self.parser else { return Parts::Content };
-        let mut parts = parser.push(&delta.text);
-        if let Some(finish) = &delta.finish {
-            parts.extend(if finish.is_by_the_model() { parser.finish() } else { parser.cut_off() });
-            for note in parser.notes() {
-                tracing::debug!("what began like a tool call is none: {note}");
-            }
+        if self.parser.is_none() {
+            return Parts::Content;
         }
+        let mut parts = self.push(&delta.text);
+        parts.extend(delta.finish.as_ref().map(|finish| self.finish(finish)).unwrap_or_default());
+        Parts::Read(parts)
+    }
+
+    /// True if a parser reads the text.
+    pub(crate) const fn parses(&self) -> bool {
+        self.parser.is_some()
+    }
+
+    /// What a parser makes of more of the text; nothing without one.
+    pub(crate) fn push(&mut self, text: &str) -> Vec<Delta> {
+        let parts = self.parser.as_mut().map(|parser| parser.push(text));
+        self.counted(parts.unwrap_or_default())
+    }
+
+    /// What a parser held back when the text ended like this; nothing without one.
+    pub(crate) fn finish(&mut self, finish: &Finish) -> Vec<Delta> {
+        let Some(parser) = &mut self.parser else { return Vec::new() };
+        let parts = if finish.is_by_the_model() { parser.finish() } else { parser.cut_off() };
+        for note in parser.notes() {
+            tracing::debug!("what began like a tool call is none: {note}");
+        }
+        self.counted(parts)
+    }
+
+    /// The parts that are shown.
+    fn counted(&mut self, mut parts: Vec<Delta>) -> Vec<Delta> {
         let shape = self.shape;
         parts.retain(|part| match part {
             Delta::Reasoning(_) => shape.reasoning,
@@ -88,7 +111,7 @@ impl Reader {
                 _ => {}
             }
         }
-        Parts::Read(parts)
+        parts
     }
 
     /// The reason to show for the engine's.

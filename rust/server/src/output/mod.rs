@@ -4,6 +4,7 @@
 //! * [`delta`]: what became known about one choice. * [`usage`]: what is counted.
 //! * [`writer`]: the seam; [`chat`] and [`completion`] write deltas as chunks, or the merged deltas as one answer.
 //! * [`message`]: what a choice's text says: reasoning, content, tool calls.
+//! * `origins`: from which tokens a message's content came.
 //! * [`waterfall`]: where the time went.
 //! * [`prompt`]: what is shown of a prompt. * [`pieces`], [`logprobs`]: tokens as text and bytes. * [`stream`]: the event stream.
 
@@ -18,6 +19,7 @@ pub mod logprobs;
 pub mod message;
 pub mod messages;
 pub mod native;
+mod origins;
 pub mod pieces;
 pub mod prompt;
 pub mod responses;

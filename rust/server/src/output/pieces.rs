@@ -13,19 +13,28 @@ pub struct Pieces {
     tokenizer: Arc<Tokenizer>,
     /// Special tokens add nothing to the text.
     skip_special: bool,
+    /// Special tokens that are text all the same: a parser reads them.
+    shown: Arc<[TokenId]>,
     /// Names are `token_id:N`.
     as_ids: bool,
 }
 
 impl Pieces {
     /// Names by this tokenizer.
-    pub const fn new(tokenizer: Arc<Tokenizer>, skip_special: bool, as_ids: bool) -> Self {
-        Self { tokenizer, skip_special, as_ids }
+    pub fn new(tokenizer: Arc<Tokenizer>, skip_special: bool, as_ids: bool) -> Self {
+        Self { tokenizer, skip_special, shown: Arc::default(), as_ids }
+    }
+
+    /// The same, of a text in which these special tokens are shown.
+    #[must_use]
+    pub fn showing(self, shown: Arc<[TokenId]>) -> Self {
+        Self { shown, ..self }
     }
 
     /// The bytes that a token adds to the text: real ones, never those of a tokenizer's internal alphabet.
     pub(crate) fn bytes(&self, id: TokenId) -> &[u8] {
-        if self.skip_special && self.tokenizer.is_special(id) { &[] } else { self.tokenizer.token_bytes(id) }
+        let hidden = self.skip_special && self.tokenizer.is_special(id) && !self.shown.contains(&id);
+        if hidden { &[] } else { self.tokenizer.token_bytes(id) }
     }
 
     /// Appends a token's name: its text, with U+FFFD for what is not a character on its own.

@@ -2,6 +2,8 @@
 //!
 //! The whole answer is the object of the last event of a stream, made by the same machine.
 
+use std::collections::BTreeMap;
+use std::mem::take;
 use std::sync::Arc;
 
 use frizzen_text::Tokenizer;
@@ -13,6 +15,7 @@ use crate::output::blocks::{Block, Blocks, Kind, Step};
 use crate::output::delta::{ChoiceDelta, Finish};
 use crate::output::logprobs;
 use crate::output::message::Reader;
+use crate::output::origins::{Origins, Part};
 use crate::output::pieces::Pieces;
 use crate::output::usage::Usage;
 use crate::output::writer::{Begun, Writer};
@@ -36,27 +39,51 @@ pub struct Responses {
     finish: Option<Finish>,
 }
 
-/// Log-probabilities of the tokens of the text, as the entries of a list. Only a text that no parser reads has any.
+/// Log-probabilities of the tokens of the text, as the entries of lists.
 #[derive(Debug, Default)]
 struct Logprobs {
     /// How tokens are named, and the alternatives of each, if they were asked for.
     asked: Option<(Pieces, usize)>,
-    /// Of tokens that no event has shown yet.
-    pending: Vec<u8>,
-    all: Vec<u8>,
+    /// Of which tokens the text is, where a parser reads it.
+    origins: Origins<Vec<u8>>,
+    /// Of tokens whose text is shown next.
+    pending: Vec<Vec<u8>>,
+    /// Of the blocks, by their index.
+    all: BTreeMap<usize, Vec<u8>>,
 }
 
 impl Logprobs {
-    fn take(&mut self, delta: &ChoiceDelta) {
-        if let Some((pieces, top)) = &self.asked {
-            for out in [&mut self.pending, &mut self.all] {
-                logprobs::response(pieces, delta, *top, out);
-            }
+    /// What the next delta brings, each part with the entries of its tokens.
+    fn read(&mut self, reader: &mut Reader, delta: &ChoiceDelta) -> Vec<Part<Vec<u8>>> {
+        let Some((pieces, top)) = &self.asked else {
+            return reader.read(delta).into_iter().map(|part| (part, Vec::new())).collect();
+        };
+        let entries = logprobs::response(pieces, delta, *top);
+        if reader.parses() {
+            return self.origins.read(reader, delta, pieces, entries);
         }
+        self.pending.extend(entries);
+        reader.read(delta).into_iter().map(|part| (part, Vec::new())).collect()
     }
 
-    fn all(&self) -> Value {
-        let list = [b"[", self.all.as_slice(), b"]"].concat();
+    /// The pending entries, which belong to this block.
+    fn show(&mut self, index: usize) -> Vec<u8> {
+        let entries = self.pending.join(&b',');
+        self.pending.clear();
+        if !entries.is_empty() {
+            let all = self.all.entry(index).or_default();
+            if !all.is_empty() {
+                all.push(b',');
+            }
+            all.extend_from_slice(&entries);
+        }
+        entries
+    }
+
+    /// The entries of a block.
+    fn all(&self, index: usize) -> Value {
+        let entries: &[u8] = self.all.get(&index).map_or(&[], Vec::as_slice);
+        let list = [b"[", entries, b"]"].concat();
         serde_json::from_slice(&list).expect("entries are written as JSON")
     }
 }
@@ -162,19 +189,26 @@ impl Responses {
 
     /// Reads a delta, and writes the events of what it brings if there is somewhere to.
     fn read(&mut self, delta: &ChoiceDelta, mut out: Option<&mut Vec<u8>>) {
-        self.logprobs.take(delta);
+        let parts = self.logprobs.read(&mut self.reader, delta);
         let (name, sequence, logprobs) = (&self.name, &mut self.sequence, &mut self.logprobs);
-        let mut emit = |index: usize, block: &Block, step: Step<'_>| {
+        let mut emit = |index: usize, block: &Block, (step, entries): (Step<'_>, Vec<Vec<u8>>)| {
+            logprobs.pending.extend(entries);
+            let shows = block.kind == Kind::Text && !matches!(step, Step::Open);
+            let entries = if shows { logprobs.show(index) } else { Vec::new() };
             if let Some(out) = out.as_deref_mut() {
-                write_step(out, sequence, name, (index, block), (step, logprobs));
+                write_step(out, sequence, name, (index, block), (step, &entries, logprobs));
             }
         };
-        for part in self.reader.read(delta) {
-            self.blocks.push(part, &mut emit);
+        for (part, mut entries) in parts {
+            self.blocks.push(part, &mut |index, block, step| {
+                let its_own = matches!(step, Step::Grow(_)).then(|| take(&mut entries));
+                emit(index, block, (step, its_own.unwrap_or_default()));
+            });
         }
         if let Some(finish) = &delta.finish {
             let reason = self.reader.finish_reason(finish.reason);
-            self.blocks.end(matches!(reason, "stop" | "tool_calls"), &mut emit);
+            let complete = matches!(reason, "stop" | "tool_calls");
+            self.blocks.end(complete, &mut |index, block, step| emit(index, block, (step, Vec::new())));
             self.finish = Some(Finish { reason, ..finish.clone() });
         }
     }
@@ -257,7 +291,7 @@ fn part(block: &Block, text: &str, logprobs: &Value) -> Value {
 /// An item that has ended.
 fn item(name: &str, index: usize, block: &Block, logprobs: &Logprobs) -> Value {
     let status = if block.complete { "completed" } else { "incomplete" };
-    shell(name, index, block, status, &block.text, &[part(block, &block.text, &logprobs.all())])
+    shell(name, index, block, status, &block.text, &[part(block, &block.text, &logprobs.all(index))])
 }
 
 fn shell(name: &str, index: usize, block: &Block, status: &str, arguments: &str, content: &[Value]) -> Value {
@@ -321,7 +355,7 @@ fn write_step(
     sequence: &mut u64,
     name: &str,
     (index, block): (usize, &Block),
-    (step, logprobs): (Step<'_>, &mut Logprobs),
+    (step, entries, logprobs): (Step<'_>, &[u8], &Logprobs),
 ) {
     let (more, done) = names(&block.kind);
     let id = item_id(name, index, block);
@@ -348,7 +382,7 @@ fn write_step(
             }
             if block.kind == Kind::Text {
                 out.extend_from_slice(b",\"logprobs\":[");
-                out.append(&mut logprobs.pending);
+                out.extend_from_slice(entries);
                 out.push(b']');
             }
             out.extend_from_slice(b",\"delta\":");
@@ -358,7 +392,9 @@ fn write_step(
         Step::Close => {
             let all = match &block.kind {
                 Kind::Reasoning => json!({"content_index": 0, "text": block.text}),
-                Kind::Text => json!({"content_index": 0, "text": block.text, "logprobs": logprobs.all()}),
+                Kind::Text => {
+                    json!({"content_index": 0, "text": block.text, "logprobs": logprobs.all(index)})
+                }
                 Kind::Call { name, .. } => json!({"name": name, "arguments": block.text}),
             };
             let place = [("item_id", id.as_str().into()), ("output_index", index.into())];
@@ -366,7 +402,7 @@ fn write_step(
             members.extend(all.as_object().cloned().unwrap_or_default());
             write_event(out, sequence, done, &members.into());
             if in_parts {
-                let part = part(block, &block.text, &logprobs.all());
+                let part = part(block, &block.text, &logprobs.all(index));
                 let place = json!({"item_id": id, "output_index": index, "content_index": 0, "part": part});
                 write_event(out, sequence, "response.content_part.done", &place);
             }

@@ -18,7 +18,7 @@ const NAMES: [(&str, &str); 4] = [
 /// Most entries of `metadata`, and most characters of a key and of a value: OpenAI's limits.
 const METADATA: (usize, usize, usize) = (16, 64, 512);
 /// Log-probabilities, among what `include` can ask for. The rest belongs to tools that are not served, and adds nothing.
-pub const LOGPROBS: &str = "message.output_text.logprobs";
+const LOGPROBS: &str = "message.output_text.logprobs";
 
 /// A response as it was asked for.
 #[derive(Clone, Debug)]
