@@ -54,7 +54,7 @@ def rows() -> list[dict[str, Any]]:
 
 
 def member(answer: Any, path: str) -> Any:
-    """The member of a JSON answer by its path, such as ``choices.0.text``.
+    """The member of a JSON answer by its path, such as ``choices.0.text``; ``-1`` is the last of a list.
 
     Raises:
         KeyError, IndexError, TypeError: there is none.
@@ -62,6 +62,12 @@ def member(answer: Any, path: str) -> Any:
     for name in path.split("."):
         answer = answer[int(name)] if isinstance(answer, list) else answer[name]
     return answer
+
+
+def events(stream: str) -> list[Any]:
+    """What the events of a stream say, in order: JSON, or the end mark as it is. Comments say nothing."""
+    lines = (line.removeprefix("data: ") for line in stream.splitlines() if line.startswith("data: "))
+    return [line if line == "[DONE]" else json.loads(line) for line in lines]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +98,8 @@ class Try:
         status, text = server.call(self.path, body)
         if status != self.status:
             return [f"the status is {status}, not {self.status}: {text}"]
-        answer = json.loads(text)
+        streams = self.body is not None and self.body.get("stream") is True and status == 200
+        answer = {"events": events(text)} if streams else json.loads(text)
         wanted = self.holds | (self.says if server.scripted else {})
         if self.param is not None:
             wanted["error.param"] = self.param

@@ -265,7 +265,11 @@ pub const ROUTES: &[Route] = &[
         Endpoint::SeparateReasoning,
         "the reasoning that a text begins with, as SGLang's; /v1/parse says more",
     )),
-    post("/v2/embed", Endpoint::CohereEmbed, "embeddings, as Cohere's"),
+    post(
+        "/v2/embed",
+        Endpoint::CohereEmbed,
+        "embeddings, as Cohere's; int8 and uint8 are steps of 1/127 from -1 to 1, not Cohere's own ranges",
+    ),
     post("/v1/embeddings", Endpoint::Embeddings, "the embeddings of texts"),
     post("/pooling", Endpoint::Pooling, "the vectors of texts, whatever the model's are"),
     post("/classify", Endpoint::Classify, "the probability of each class"),

@@ -295,7 +295,7 @@ fn a_conversation_is_rendered_and_embedded_without_an_opened_answer() {
 fn coheres_embeddings_come_in_every_type_that_was_asked_for() {
     let server = server(mock::embeds(SIZE));
     let body = json!({"model": "mock", "texts": ["a", "bc"], "input_type": "search_query",
-        "embedding_types": ["float", "base64", "binary", "ubinary"]});
+        "embedding_types": ["float", "base64", "int8", "uint8", "binary", "ubinary"]});
     let answer = server.client().post("/v2/embed", &body).ok();
     assert_eq!(
         (&answer["response_type"], &answer["texts"]),
@@ -309,6 +309,9 @@ fn coheres_embeddings_come_in_every_type_that_was_asked_for() {
         let bits =
             unit(text).iter().enumerate().fold(0, |byte, (at, x)| byte | u8::from(*x > 0.0) << (7 - at));
         assert_eq!(embeddings["ubinary"][index], json!([bits]));
+        let steps: Vec<i16> = unit(text).iter().map(|x| (x * 127.0).round() as i16).collect();
+        assert_eq!(embeddings["int8"][index], json!(steps));
+        assert_eq!(embeddings["uint8"][index], steps.iter().map(|step| step + 128).collect::<Value>());
         assert_eq!(embeddings["binary"][index], json!([i16::from(bits) - 128]));
     }
     let parts =
@@ -324,7 +327,6 @@ fn coheres_embeddings_come_in_every_type_that_was_asked_for() {
     for (fields, status, param) in [
         (json!({"texts": [long], "truncate": "NONE"}), 400, "texts"),
         (json!({"texts": ["a"], "truncate": "MIDDLE"}), 400, "truncate"),
-        (json!({"texts": ["a"], "embedding_types": ["int8"]}), 501, "embedding_types"),
         (json!({"texts": ["a"], "embedding_types": ["hex"]}), 400, "embedding_types"),
         (json!({"texts": ["a"], "images": ["data:"]}), 501, "images"),
         (json!({"texts": ["a"], "output_dimension": 2}), 400, "output_dimension"),

@@ -23,6 +23,11 @@ pub enum Kind {
     Float,
     /// Little-endian single precision.
     Base64,
+    /// The step of 1/127 that is nearest to each number, from -127 to 127. The range is that of any normalised vector, so
+    /// that a vector is the same whatever else is embedded and vectors of different requests can be compared.
+    Int8,
+    /// The same, 128 more.
+    Uint8,
     /// A bit per number, 1 if it is positive, eight to a signed byte.
     Binary,
     /// The same, eight to an unsigned byte.
@@ -33,22 +38,20 @@ pub enum Kind {
 const PURPOSES: [&str; 5] = ["search_document", "search_query", "classification", "clustering", "image"];
 
 impl Kind {
-    const ALL: [(&'static str, Self); 4] = [
+    const ALL: [(&'static str, Self); 6] = [
         ("float", Self::Float),
         ("base64", Self::Base64),
+        ("int8", Self::Int8),
+        ("uint8", Self::Uint8),
         ("binary", Self::Binary),
         ("ubinary", Self::Ubinary),
     ];
 
     fn of(name: &str) -> Result<Self, ApiError> {
-        if name == "int8" || name == "uint8" {
-            let message = format!("embedding_types: {name} needs ranges that the model was calibrated with");
-            return Err(ApiError::unsupported("embedding_types", message));
-        }
         let found = Self::ALL.into_iter().find(|(known, _)| *known == name);
         found.map(|(_, kind)| kind).ok_or_else(|| {
-            let message =
-                format!("embedding_types must be float, base64, binary or ubinary, got {}", quoted(name, 32));
+            let known = Self::ALL.map(|(known, _)| known).join(", ");
+            let message = format!("embedding_types must be of {known}, got {}", quoted(name, 32));
             ApiError::invalid("embedding_types", message)
         })
     }
@@ -57,11 +60,21 @@ impl Kind {
         match self {
             Self::Float => json!(vector),
             Self::Base64 => Encoding::of(Format::Base64).base64(vector).into(),
+            Self::Int8 => json!(vector.iter().map(|value| step(*value)).collect::<Vec<i8>>()),
+            Self::Uint8 => {
+                json!(vector.iter().map(|value| i16::from(step(*value)) + 128).collect::<Vec<i16>>())
+            }
             Self::Ubinary => json!(packed(vector).collect::<Vec<u8>>()),
             // The middle of the unsigned range is the signed zero.
             Self::Binary => json!(packed(vector).map(|byte| i16::from(byte) - 128).collect::<Vec<i16>>()),
         }
     }
+}
+
+/// The nearest step of 1/127; one beyond the range is its end.
+fn step(value: f32) -> i8 {
+    // A cast saturates, and so would -1.1 be -128.
+    (value.clamp(-1.0, 1.0) * 127.0).round() as i8
 }
 
 /// Signs, the first one in the highest bit; a last byte that is not full ends in zeros.
@@ -216,5 +229,16 @@ mod tests {
         assert_eq!(packed(&vector).collect::<Vec<_>>(), [0b1001_0001, 0b1000_0000]);
         assert_eq!(Kind::Binary.write(&vector), json!([17, 0]));
         assert_eq!(Kind::Ubinary.write(&vector), json!([145, 128]));
+    }
+
+    #[test]
+    fn bytes_are_the_nearest_steps_of_a_fixed_range() {
+        let vector = [0.0, 1.0, -1.0, 0.5, -0.5, 1.5, -1.5, 0.003_9, 0.004];
+        let steps = [0, 127, -127, 64, -64, 127, -127, 0, 1];
+        assert_eq!(Kind::Int8.write(&vector), json!(steps));
+        assert_eq!(Kind::Uint8.write(&vector), json!(steps.map(|step| step + 128)));
+        for (value, step) in vector.iter().zip(steps).filter(|(value, _)| value.abs() <= 1.0) {
+            assert!((value - step as f32 / 127.0).abs() <= 0.5 / 127.0 + f32::EPSILON, "{value}");
+        }
     }
 }
