@@ -80,6 +80,15 @@ class Layer:
     b13: Tensor | None
     b2: Tensor | None
 
+    @classmethod
+    def rearranged(cls, w13: Mxfp4Weight, w2: Mxfp4Weight, b13: Tensor | None, b2: Tensor | None) -> Layer:
+        """In the bytes of what is given.
+
+        Raises:
+            ValueError: see ``rearrange``.
+        """
+        return cls(*rearrange(w13), *rearrange(w2), b13, b2)
+
 
 @dataclass(frozen=True, slots=True)
 class Mxfp4Experts:
@@ -103,7 +112,11 @@ class Mxfp4Experts:
         Raises:
             ValueError: see ``rearrange``.
         """
-        layer, plain = Layer(*rearrange(w13), *rearrange(w2), b13, b2), self.plain
+        return self.bind(Layer.rearranged(w13, w2, b13, b2))
+
+    def bind(self, layer: Layer) -> Experts:
+        """The kernels for one layer's weights."""
+        plain = self.plain
 
         def run(x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
             tokens = len(x)
