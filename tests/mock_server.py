@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import ssl
 import subprocess
 import threading
 import time
@@ -33,9 +34,12 @@ def binary() -> Path:
 
 
 class MockServer:
-    """A running ``frizzen mock-serve`` on a free port. A context manager; leaving it kills what is left."""
+    """A running ``frizzen mock-serve`` on a free port. A context manager; leaving it kills what is left.
 
-    def __init__(self, *flags: str, log: str = "info") -> None:
+    ``tls`` is how it is to be trusted, if its flags say that it serves https.
+    """
+
+    def __init__(self, *flags: str, log: str = "info", tls: ssl.SSLContext | None = None) -> None:
         command = [str(binary()), "mock-serve", "--port", "0", *flags]
         environment = {**os.environ, "FRIZZEN_LOG": log, "NO_COLOR": "1"}
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
@@ -44,6 +48,7 @@ class MockServer:
         self._reader = threading.Thread(target=self._read_log, daemon=True)
         self._reader.start()
         self.url = ""
+        self.tls = tls
 
     def _read_log(self) -> None:
         assert self.process.stderr is not None
@@ -55,7 +60,7 @@ class MockServer:
 
     def __enter__(self) -> MockServer:
         assert self._listening.wait(PATIENCE_S), self.log
-        found = re.search(r"url\W+(http://[\w.:\[\]]+)", "".join(self.log))
+        found = re.search(r"url\W+(https?://[\w.:\[\]]+)", "".join(self.log))
         assert found, self.log
         self.url = found.group(1)
         self.wait_until("it is ready", lambda: self.status("/health") == 200)
@@ -73,7 +78,7 @@ class MockServer:
         """Status and text of an answer; a POST of JSON if there is a body."""
         request = urllib.request.Request(self.url + path, body, {"content-type": "application/json"})
         try:
-            with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
+            with urllib.request.urlopen(request, timeout=PATIENCE_S, context=self.tls) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             with error:

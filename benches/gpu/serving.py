@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from benches.gpu.shape import MoeShape
 from frizzen import LLM, SamplingParams
@@ -57,11 +57,26 @@ def greedy(tokens: int) -> SamplingParams:
     return SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
 
 
+class StepEnd(NamedTuple):
+    """A step whose results are there."""
+
+    at: float
+    """Seconds."""
+    rows: int
+    tokens: int
+    sampled: int
+    """0 unless they are counted."""
+    proposed: int
+    """Drafts per row that the worker was told to propose."""
+    irregular: bool
+    """Something was captured or compiled in it."""
+
+
 @dataclass(slots=True)
 class Steps:
-    """When each step's results were there, how many rows and tokens it had, and, if counted, sampled."""
+    """The steps so far, in their order."""
 
-    ends: list[tuple[float, int, int, int]] = field(default_factory=list)
+    ends: list[StepEnd] = field(default_factory=list)
     after: Callable[[], None] | None = None
     """Is called after each step: the engine knows the worker's methods since its start, so that none of them
     can be replaced later."""
@@ -73,9 +88,9 @@ class Steps:
     def decode_ms(self, rows: int) -> float | None:
         """Median time between two decode steps of so many rows; ``None`` without any."""
         gaps = [
-            after[0] - before[0]
+            after.at - before.at
             for before, after in zip(self.ends, self.ends[1:], strict=False)
-            if before[1:3] == after[1:3] == (rows, rows)
+            if before.rows == after.rows == before.tokens == after.tokens == rows
         ]
         return round(1e3 * statistics.median(gaps), 3) if gaps else None
 
@@ -113,7 +128,11 @@ def observed(
                 if index not in counts:
                     counts[index] = arena.host.num_sampled.numpy()
                 sampled = int(counts[index][: header.num_rows].sum())
-            steps.ends.append((now, header.num_rows, header.num_tokens, sampled))
+            steps.ends.append(
+                StepEnd(
+                    now, header.num_rows, header.num_tokens, sampled, header.propose, bool(header.irregular)
+                )
+            )
             if steps.after is not None:
                 steps.after()
 

@@ -297,6 +297,12 @@ class LLM:
         return plan
 
     @property
+    def speculation(self) -> dict[str, Any]:
+        """How drafts fare, as ``GET /v1/speculation`` shows it; ``drafter`` is ``None`` if there is none."""
+        status: dict[str, Any] = json.loads(self._open().speculation_json)
+        return status
+
+    @property
     def start(self) -> list[dict[str, Any]]:
         """What the start took: ``phase`` and its ``seconds``, in order; ``before`` began with the process."""
         phases: list[dict[str, Any]] = json.loads(self._open().info_json).get("start", [])

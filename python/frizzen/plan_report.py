@@ -13,7 +13,9 @@ ABOUT = {
     "weights": "parameters, as the kernels keep them",
     "kv_cache": "keys and values of running requests and of reusable prefixes",
     "drafts": "distributions that drafts were drawn from",
-    "reserve": "left free for activations, sampling and CUDA graphs",
+    "graphs": "CUDA graphs of decode steps, captured while it serves",
+    "workspaces": "activations of the largest step, inputs and results of steps",
+    "reserve": "left free for sampling, libraries and what they round up",
 }
 
 
@@ -82,6 +84,9 @@ def _memory(memory: Mapping[str, Any]) -> str:
         rows += [(f"  {name}", show_bytes(size), "", "") for name, size in owner["parts"].items()]
     total = sum(owner["predicted"] for owner in memory["owners"])
     rows.append(("together", show_bytes(total), "", f"of {show_bytes(memory['free_before'])} that were free"))
+    if all(owner["measured"] is None for owner in memory["owners"]):
+        # A column of dashes would look like something that failed.
+        rows = [(name, predicted, about) for name, predicted, _, about in rows]
     return "\n".join([f"Memory of {memory['device']}", *_table(rows)])
 
 

@@ -258,10 +258,22 @@ def test_logprobs_of_the_text_are_the_same_in_both_modes_and_join_to_it(plain: o
     assert plain.responses.create(model="mock", input="hi").output[0].content[0].logprobs == []
 
 
-def test_logprobs_are_refused_where_a_parser_reads_the_text(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.APIStatusError) as refused:
-        client.responses.create(model="mock", input="hi", include=["message.output_text.logprobs"])
-    assert (refused.value.status_code, refused.value.param) == (501, "include")
+def test_logprobs_of_a_text_beside_reasoning_and_calls_are_those_of_its_tokens(
+    client: openai.OpenAI,
+) -> None:
+    asked = {"input": "hi", "include": ["message.output_text.logprobs"], "top_logprobs": 1}
+    whole = client.responses.create(model="mock", **asked)
+    messages = [item for item in whole.output if item.type == "message"]
+    assert len(whole.output) > len(messages) > 0, "the test needs more than a text"
+    for message in messages:
+        (part,) = message.content
+        assert b"".join(bytes(entry.bytes) for entry in part.logprobs).decode() == part.text
+    events = events_of(client, **asked)
+    for event in events:
+        if event.type == "response.output_text.delta":
+            assert b"".join(bytes(entry.bytes) for entry in event.logprobs).decode() == event.delta
+    last = [item.content for item in events[-1].response.output if item.type == "message"]
+    assert last == [item.content for item in messages]
 
 
 def test_a_too_long_input_says_so(plain: openai.OpenAI) -> None:

@@ -405,14 +405,13 @@ def case_experts_in_mxfp4_keep_their_values_and_their_bytes() -> None:
     of = torch.Generator().manual_seed(0)
     data = torch.randint(256, (2, 48, 48), generator=of, dtype=torch.uint8).to(DEVICE)
     scale = torch.randint(0, 129, (2, 48, 3), generator=of, dtype=torch.uint8).to(DEVICE)
-    for largest, message in ((129, "stored as 129, at most 128"), (255, "stored as 255")):
-        wrong = scale.clone()
-        wrong[1, 7, 2] = largest
-        with pytest.raises(ValueError, match=message):
-            rearrange(Mxfp4Weight(data.clone(), wrong))
-    units, factors = rearrange(Mxfp4Weight(data.clone(), scale.clone()))
     padding = padding_bytes(Mxfp4Weight(data, scale))
-    assert (units.nbytes, factors.nbytes) == (data.nbytes, scale.nbytes + padding)
+    for largest, excess in ((128, 0), (129, 1), (254, 126)):
+        scale[1, 7, 2] = largest
+        found = rearrange(Mxfp4Weight(data.clone(), scale.clone()))
+        assert (found.units.nbytes, found.words.nbytes) == (data.nbytes, scale.nbytes + padding)
+        assert found.excess == excess
+        assert int(found.words.view(torch.uint8).max()) == 254
 
 
 SMALL_GPT_OSS = {

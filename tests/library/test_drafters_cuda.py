@@ -24,7 +24,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("name", ["suffix", "draft_model", "mtp glm", "eagle3", "dspark"])
+@pytest.mark.parametrize("name", ["ngram", "suffix", "draft_model", "mtp glm", "eagle3", "dspark"])
 def test_greedy_text_is_that_of_no_speculation(
     tiny_checkpoint: CheckpointMaker,
     tmp_path_factory: pytest.TempPathFactory,
@@ -35,8 +35,8 @@ def test_greedy_text_is_that_of_no_speculation(
     workers: list[Worker] = []
     build = launch.build
     monkeypatch.setattr(launch, "build", lambda *begun: workers.append(build(*begun)) or workers[-1])
-    if name == "suffix":
-        path, options = str(tiny_checkpoint("llama")), {"drafter": "suffix"}
+    if name in ("ngram", "suffix"):
+        path, options = str(tiny_checkpoint("llama")), {"drafter": name}
     else:
         path, options = Pairs(tiny_checkpoint, tmp_path_factory.mktemp("cuda"))(name)
     if name == "dspark":
@@ -56,6 +56,7 @@ def test_greedy_text_is_that_of_no_speculation(
         for batch in (1, 8):
             for speculation in ({"max_tokens": 1}, {"max_tokens": 3}, "auto"):
                 assert streams(batch, speculation) == wanted[:batch], (batch, speculation)
+        assert llm.speculation["failure"] is None
         graphs = json.loads(workers[0].control("graphs", ""))
         counters = json.loads(workers[0].control("counters", ""))
     assert (graphs["failure"], graphs["ends"]["failure"]) == (None, None)

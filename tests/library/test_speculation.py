@@ -130,3 +130,18 @@ def test_what_cannot_be_is_refused(tiny_checkpoint: CheckpointMaker) -> None:
         llm.generate([[1]], SamplingParams(speculation="auto"))
     with pytest.raises(ValueError, match='speculation must be "off", "auto" or'):
         SamplingParams(speculation="on")
+
+
+@pytest.mark.parametrize("drafter", ["ngram", "suffix"])
+def test_forced_drafts_are_there_where_nothing_repeats_and_differ_as_text_does(
+    tiny_checkpoint: CheckpointMaker, drafter: str
+) -> None:
+    """A model of experts would read fewer weights for one token again and again."""
+    options: dict[str, Any] = {**SMALL, **NO_CACHE, "drafter": drafter, "spec_synthetic_acceptance": 4.0}
+    with LLM(str(tiny_checkpoint("llama")), **options) as llm:
+        assert (llm.speculation["drafter"], llm.speculation["synthetic"]) == (drafter, True)
+        params = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True, speculation={"max_tokens": 3})
+        (output,) = llm.generate([list(range(40, 60))], params)
+        totals = llm.speculation["totals"]
+    assert totals["accepted"] == totals["drafts"] >= 45
+    assert len(set(output.outputs[0].token_ids)) > 24

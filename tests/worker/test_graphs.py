@@ -13,10 +13,14 @@ import pytest
 import torch
 
 from frizzen.step import StepContext
-from frizzen.worker.arena import Header
+from frizzen.worker.arena import Arena, Header
+from frizzen.worker.buffers import StepBuffers
 from frizzen.worker.graphs import Graph, GraphRunner
 from frizzen.worker.lattice import Lattice, Shape, bucket
+from frizzen.worker.rows import PersistentBatch
+from frizzen.worker.tail import end_nothing
 from frizzen.worker.warmup import shapes_of
+from tests.worker.arena_layout import layout
 from tests.worker.driver import VOCAB, Driver, FakeCapture, Request, fake_driver
 from tests.worker.reference import Params
 from tests.worker.test_sampler import expected_tokens
@@ -286,3 +290,12 @@ def test_the_shapes_to_compile_for_have_every_shape_of_the_lattice_and_prompts_o
         for context in (512, 1024, 4096, 9000):
             assert ((length,), context) in shapes
     assert max(sum(queries) for queries, _ in shapes) == LATTICE.max_tokens
+
+
+def test_the_warm_up_of_steps_ends_leaves_no_drafts_behind() -> None:
+    """With drafts that are not the worker's nothing writes their counts again, and every step sends them."""
+    cpu = torch.device("cpu")
+    plan = Arena(layout(max_rows=4, max_tokens=16, max_drafts=3), cpu, mirrored=True).device
+    plan.num_proposed.fill_(9)
+    end_nothing(StepBuffers.allocate(plan, PersistentBatch(4, 8, 128, 50, cpu)), None)
+    assert not plan.num_proposed.any()

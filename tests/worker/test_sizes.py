@@ -9,8 +9,9 @@ import pytest
 
 from frizzen.config import EngineConfig
 from frizzen.errors import ConfigError
+from frizzen.worker.footprint import Footprint
 from frizzen.worker.machine import available_cpus, available_memory
-from frizzen.worker.sizes import GIB, Sizes, default_kv_memory, resolve_sizes
+from frizzen.worker.sizes import GIB, Sizes, default_kv_memory, reserve, resolve_sizes
 
 BYTES_PER_TOKEN = 1000
 
@@ -72,8 +73,14 @@ def test_the_default_memory_leaves_most_of_a_cpu_machine_alone() -> None:
 
 
 def test_the_default_memory_on_a_gpu_leaves_a_tenth_for_activations() -> None:
-    assert default_kv_memory("cuda", 70 * GIB, 80 * GIB) == 62 * GIB
-    assert default_kv_memory("cuda", 7 * GIB, 80 * GIB) == 0
+    kept = reserve("cuda", 80 * GIB, Footprint())
+    assert default_kv_memory("cuda", 70 * GIB, kept) == 62 * GIB
+    assert default_kv_memory("cuda", 7 * GIB, kept) == 0
+    assert reserve("cpu", 80 * GIB, Footprint()) == 0
+
+
+def test_what_steps_need_beyond_a_tenth_is_kept_too() -> None:
+    assert reserve("cuda", 8 * GIB, Footprint(workspaces=GIB, graphs=GIB // 2)) == 2 * GIB
 
 
 def cgroup(path: Path, **files: str) -> Path:

@@ -29,6 +29,15 @@ def _weight(inputs: Inputs, _: Facts, *shape: int) -> Mxfp4Weight:
     return Mxfp4Weight(data, inputs.bytes_within(usual - 1, usual + 2, *rows, columns // BLOCK))
 
 
+def _weight_of_large_scales(inputs: Inputs, facts: Facts, *shape: int) -> Mxfp4Weight:
+    """One scale is 8, for which bits that stand in bfloat16 have no factor; of its numbers one is 1/2."""
+    weight = _weight(inputs, facts, *shape)
+    weight.scale[0, 0, 0] = 130
+    weight.data[0, 0, : BLOCK // 2] = 0
+    weight.data[0, 0, 0] = 1
+    return weight
+
+
 def _experts(tokens: int, *, skewed: bool = False) -> Run:
     return experts_problem(tokens, skewed=skewed, draw_weight=_weight)
 
@@ -38,6 +47,9 @@ def runs(op: str) -> Iterator[tuple[str, Run]]:
     if op == MOE_EXPERTS_MXFP4.name:
         yield from ((f"{tokens} tokens", _experts(tokens)) for tokens in (1, 7, 40, 270))
         yield "70 tokens of few experts", _experts(70, skewed=True)
+        for tokens in (1, 7, 270):
+            run = experts_problem(tokens, draw_weight=_weight_of_large_scales)
+            yield f"{tokens} tokens, a scale of 8", run
 
 
 SHAPES: Mapping[str, tuple[Mapping[str, ShapeValue], ...]] = {

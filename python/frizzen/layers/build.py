@@ -134,12 +134,20 @@ class BuildContext:
         """Parameters stacked along the first dimension, in the model's dtype if none is given."""
         return self.weights.take(*(self.prefix + name for name in names), dtype=dtype)
 
-    def take_fp8(self, *names: str) -> Fp8Weight | None:
-        """The same in FP8, where all are stored and kept so."""
-        return self.weights.take_fp8(*(self.prefix + name for name in names))
+    def fp8_block(self, *names: str) -> tuple[int, int] | None:
+        """Rows and columns that share a scale; None if one of these is not stored in FP8 and kept so."""
+        return self.weights.fp8_block(*(self.prefix + name for name in names))
 
-    def take_mxfp4(self, *names: str) -> Mxfp4Weight | None:
-        """The same in MXFP4, where all are stored and kept so."""
+    def take_fp8(self, *names: str, block: tuple[int, int]) -> Fp8Weight:
+        """:meth:`take` in FP8, with scales of ``block``: that of :meth:`fp8_block`, or one row of it."""
+        return self.weights.take_fp8(*(self.prefix + name for name in names), block=block)
+
+    def in_mxfp4(self, *names: str) -> bool:
+        """Whether all of these are stored in MXFP4 and kept so."""
+        return self.weights.in_mxfp4(*(self.prefix + name for name in names))
+
+    def take_mxfp4(self, *names: str) -> Mxfp4Weight:
+        """:meth:`take` in MXFP4, which :meth:`in_mxfp4` says they are stored in."""
         return self.weights.take_mxfp4(*(self.prefix + name for name in names))
 
     def has(self, name: str) -> bool:
@@ -247,8 +255,9 @@ class BuildContext:
         gains: Gains | None = None,
     ) -> tuple[Any, tuple[Any, Tensor | None]]:
         """The kernel of a product, and its constants."""
-        kept = self.take_fp8(*(f"{name}.weight" for name in names))
-        weight = self.take(*(f"{name}.weight" for name in names)) if kept is None else kept
+        matrices = [f"{name}.weight" for name in names]
+        block = self.fp8_block(*matrices)
+        weight = self.take(*matrices) if block is None else self.take_fp8(*matrices, block=block)
         biases = self.take(*(f"{name}.bias" for name in names)) if bias else None
         if gains is not None:
             gains.apply(weight, biases)

@@ -23,7 +23,6 @@ from frizzen.layers.build import BuildContext, Norm, NormPlace
 from frizzen.layers.mlp import GatedMlp
 from frizzen.models.config import MoeConfig
 from frizzen.parallel.streams import SHARED_EXPERTS
-from frizzen.quantize.fp8 import Fp8Weight
 
 __all__ = ["Dispatched", "Exchange", "ExpertLoad", "LocalExchange", "MoeLayer", "SharedExperts"]
 
@@ -256,27 +255,22 @@ def _experts(context: BuildContext, config: MoeConfig) -> Experts:
 def _as_stored(
     context: BuildContext, stacks: list[tuple[str, ...]], count: int
 ) -> tuple[Op[Any], list[Any], dict[str, ShapeValue]]:
-    """The op that computes with the weights as they are kept, the weights by expert, and their own facts."""
-    if (pair := _alike([context.take_fp8(*stack) for stack in stacks])) is not None:
-        blocks: dict[str, ShapeValue] = {"block_rows": pair[1].rows, "block_columns": pair[1].columns}
-        by_expert = [weight.unflatten(count) for weight in pair]
-        return MOE_EXPERTS_FP8, by_expert, {"hidden": by_expert[1].data.shape[1], **blocks}
-    packed = [found for stack in stacks if (found := context.take_mxfp4(*stack)) is not None]
-    if len(packed) == len(stacks):
-        in_blocks = [weight.unflatten(count) for weight in packed]
-        return MOE_EXPERTS_MXFP4, in_blocks, {"hidden": in_blocks[1].data.shape[1]}
+    """The op that computes with the weights as they are kept, the weights by expert, and their own facts.
+
+    What a stack is stored in is asked for before any is taken: memory is taken, and counted, once.
+    """
+    found = [block for stack in stacks if (block := context.fp8_block(*stack)) is not None]
+    if len(found) == len(stacks) and len({columns for _, columns in found}) == 1:
+        block = found[0] if len(set(found)) == 1 else (1, found[0][1])
+        in_fp8 = [context.take_fp8(*stack, block=block).unflatten(count) for stack in stacks]
+        facts: dict[str, ShapeValue] = {"block_rows": block[0], "block_columns": block[1]}
+        return MOE_EXPERTS_FP8, in_fp8, {"hidden": in_fp8[1].data.shape[1], **facts}
+    if all(context.in_mxfp4(*stack) for stack in stacks):
+        packed = [context.take_mxfp4(*stack).unflatten(count) for stack in stacks]
+        return MOE_EXPERTS_MXFP4, packed, {"hidden": packed[1].data.shape[1]}
     plain = [_by_expert(context.take(*stack), count) for stack in stacks]
     return MOE_EXPERTS, plain, {"hidden": plain[1].shape[1]}
 
 
 def _by_expert(tensor: Tensor, count: int) -> Tensor:
     return torch.unflatten(tensor, 0, (count, -1))
-
-
-def _alike(kept: list[Fp8Weight | None]) -> list[Fp8Weight] | None:
-    """The weights with blocks of one size; None if one is not in FP8 or the blocks cannot be made equal."""
-    found = [weight for weight in kept if weight is not None]
-    if len(found) < len(kept) or len({weight.columns for weight in found}) > 1:
-        return None
-    rows = min(weight.rows for weight in found)
-    return [weight.with_rows(rows) for weight in found]

@@ -12,9 +12,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from frizzen.errors import CheckpointError, ShapeMismatch
+from frizzen.errors import CheckpointError, CorruptFileError, ShapeMismatch
 from frizzen.quantize.fp8 import FP8, Fp8Weight
-from frizzen.quantize.mxfp4 import BLOCK, Mxfp4Weight
+from frizzen.quantize.mxfp4 import BLOCK, NO_NUMBER, Mxfp4Weight
 
 __all__ = ["Checkpoint", "Parameter", "Progress", "Source", "Stored", "Weights"]
 
@@ -160,22 +160,26 @@ class Weights:
             self._count(part)
         return out
 
-    def take_fp8(self, *names: str) -> Fp8Weight | None:
-        """The same as they are stored, in FP8; None if one is not, or if FP8 is not to be kept.
+    def fp8_block(self, *names: str) -> tuple[int, int] | None:
+        """Rows and columns that share a scale in :meth:`take_fp8`.
 
-        Where blocks would not begin with a parameter, every row gets its own scales.
+        None if one of these parameters is not stored in FP8, or if FP8 is not to be kept. Where blocks would
+        not begin with a parameter, every row gets its own scales.
         """
         parts = [self._parameters[name] for name in names]
         found = [self._checkpoint.fp8_block(part) for part in parts] if self._keep_fp8 else [None]
         blocks = {block for block in found if block is not None}
-        columns = {block[1] for block in blocks}
-        if None in found or len(columns) != 1:
+        if None in found or len({columns for _, columns in blocks}) != 1:
             return None
-        sizes = [part.shape[0] for part in parts]
-        (width,), rows = columns, min(block[0] for block in blocks)
-        if len(blocks) > 1 or any(size % rows for size in sizes[:-1]):
+        rows, columns = min(blocks)
+        if len(blocks) > 1 or any(part.shape[0] % rows for part in parts[:-1]):
             rows = 1
-        size_in = parts[0].shape[1]
+        return rows, columns
+
+    def take_fp8(self, *names: str, block: tuple[int, int]) -> Fp8Weight:
+        """The same as they are stored, in FP8; ``block`` is that of :meth:`fp8_block`, or one row of it."""
+        parts, (rows, width) = [self._parameters[name] for name in names], block
+        sizes, size_in = [part.shape[0] for part in parts], parts[0].shape[1]
         groups = [-(-size // rows) for size in sizes]
         data = torch.empty(sum(sizes), size_in, dtype=FP8, device=self._device)
         scale = torch.empty(
@@ -190,22 +194,34 @@ class Weights:
             self._count(part)
         return Fp8Weight(data, scale, rows, width)
 
-    def take_mxfp4(self, *names: str) -> Mxfp4Weight | None:
-        """The same as they are stored, in MXFP4; None if one is not, or if MXFP4 is not to be kept."""
+    def in_mxfp4(self, *names: str) -> bool:
+        """Whether all of these parameters are stored in MXFP4 and kept so."""
+        return self._keep_mxfp4 and all(self._checkpoint.in_mxfp4(self._parameters[name]) for name in names)
+
+    def take_mxfp4(self, *names: str) -> Mxfp4Weight:
+        """The same as they are stored, in MXFP4, which :meth:`in_mxfp4` says they are.
+
+        Raises:
+            CorruptFileError: a scale is not a number.
+        """
         parts = [self._parameters[name] for name in names]
-        if not (self._keep_mxfp4 and all(map(self._checkpoint.in_mxfp4, parts))):
-            return None
         rows, size = [part.shape[0] for part in parts], parts[0].shape[1]
         data, scale = (
             torch.empty(sum(rows), width, dtype=torch.uint8, device=self._device)
             for width in (size // 2, size // BLOCK)
         )
         self._account(names[0], data, scale)
-        if not data.is_meta:
-            places = zip(parts, torch.split(data, rows), torch.split(scale, rows), strict=True)
-            for part, data_at, scale_at in places:
-                self._checkpoint.read_mxfp4(part, data_at, scale_at)
-                self._count(part)
+        if data.is_meta:
+            return Mxfp4Weight(data, scale)
+        places = zip(parts, torch.split(data, rows), torch.split(scale, rows), strict=True)
+        for part, data_at, scale_at in places:
+            self._checkpoint.read_mxfp4(part, data_at, scale_at)
+            self._count(part)
+        if bool((scale == NO_NUMBER).any()):
+            raise CorruptFileError(
+                self._checkpoint.path,
+                f"a scale of {names[0]}, or of what stands with it, is {NO_NUMBER}: not a number in MXFP4",
+            )
         return Mxfp4Weight(data, scale)
 
     def _count(self, part: Parameter) -> None:

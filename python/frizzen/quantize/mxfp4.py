@@ -8,10 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["BLOCK", "Mxfp4Weight", "dequantize"]
+__all__ = ["BLOCK", "NO_NUMBER", "Mxfp4Weight", "dequantize"]
 
 BLOCK = 32
 """Numbers that share a scale."""
+NO_NUMBER = 255
+"""The scale that stands for none."""
 
 _POSITIVE = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _E2M1 = (*_POSITIVE, *(-value for value in _POSITIVE))

@@ -29,6 +29,7 @@ from frizzen.speculate.load import DRAFTERS, LoadedDrafter
 from frizzen.worker import drafter as drafters
 from frizzen.worker.ahead import Ahead
 from frizzen.worker.buffers import StepBuffers
+from frizzen.worker.footprint import Footprint
 from frizzen.worker.graphs import CudaCapture, GraphRunner
 from frizzen.worker.lattice import Lattice
 from frizzen.worker.ledger import LEAST_MEASURED, Budget, Ledger
@@ -36,7 +37,7 @@ from frizzen.worker.machine import available_cpus
 from frizzen.worker.meter import Meter, budget_of
 from frizzen.worker.pooling import PoolingWorker
 from frizzen.worker.preview import Preview, load_drafter, load_request, memory_json, preview
-from frizzen.worker.sizes import Sizes, default_kv_memory, resolve_sizes
+from frizzen.worker.sizes import Sizes, default_kv_memory, reserve, resolve_sizes
 from frizzen.worker.warmup import compile_ends, compile_steps, run_steps
 from frizzen.worker.worker import Worker
 
@@ -83,8 +84,10 @@ class Loaded:
         """The same once the KV cache is allocated and everything has run."""
         taken, cache = self.ledger["weights"].measured, self.watch.cache_bytes()
         peak = self.meter.peak()
-        besides = None if peak is None or taken is None else max(peak - taken - cache, 0)
-        return replace(self, ledger=self.ledger.measured(kv_cache=cache, reserve=besides))
+        besides = None
+        if peak is not None and taken is not None:
+            besides = max(peak - taken - cache - self.ledger.predicted("drafts"), 0)
+        return replace(self, ledger=self.ledger.measured(kv_cache=cache, workspaces=besides))
 
 
 def build(config_json: str, ahead: Ahead | None = None) -> Worker:
@@ -254,7 +257,7 @@ def _load(config: EngineConfig, builder: PlanBuilder, timeline: Timeline, show: 
         device_type=model.device.type,
         model_len=model.max_model_len,
         bytes_per_token=model.kv_bytes_per_token() + drafts.per_token,
-        memory=max(_kv_memory(model.device) - drafts.kept, 0),
+        memory=max(_kv_memory(model.device, expected.steps) - drafts.kept, 0),
         private=drafts.private,
     )
     builder.decide("max_model_len", str(sizes.max_model_len), sizes.limited_by)
@@ -264,7 +267,7 @@ def _load(config: EngineConfig, builder: PlanBuilder, timeline: Timeline, show: 
     plan = builder.plan()
     if show:
         sys.stderr.write(plan.table() + "\n")
-    ledger = ledger.predicting(kv_cache=sizes.kv_bytes)
+    ledger = ledger.predicting(kv_cache=sizes.kv_bytes, **({} if graphs else {"graphs": 0}))
     if ledger.weights >= LEAST_MEASURED or device.type != "cpu":
         ledger = ledger.measured(weights=taken)
     layers = builder.distinct_layers(2)
@@ -371,6 +374,6 @@ def _set_threads(config: EngineConfig) -> int:
     return threads
 
 
-def _kv_memory(device: torch.device) -> int:
+def _kv_memory(device: torch.device, steps: Footprint) -> int:
     budget = budget_of(device)
-    return default_kv_memory(device.type, budget.free, budget.total)
+    return default_kv_memory(device.type, budget.free, reserve(device.type, budget.total, steps))

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from frizzen.sizes_text import show_bytes
+from frizzen.worker.footprint import Footprint
 
 __all__ = ["Budget", "Ledger", "Owner"]
 
@@ -67,13 +68,21 @@ class Ledger:
         reserve: int,
         *,
         drafts: int = 0,
+        steps: Footprint | None = None,
     ) -> Ledger:
-        """The prediction; ``weights`` by what they are part of, ``drafts`` for their distributions."""
+        """The prediction; ``weights`` by what they are part of, ``drafts`` for their distributions.
+
+        ``reserve`` is all that is not given to weights, cache and drafts; ``steps`` are part of it.
+        """
         parts = tuple(sorted(weights.items(), key=lambda part: (-part[1], part[0])))
         owners = [Owner("weights", sum(weights.values()), parts=parts), Owner("kv_cache", kv_cache)]
         if drafts:
             owners.append(Owner("drafts", drafts))
-        if reserve:
+        for name, size in (("graphs", steps.graphs), ("workspaces", steps.workspaces)) if steps else ():
+            if size:
+                owners.append(Owner(name, size, bound=name == "workspaces"))
+                reserve -= size
+        if reserve > 0:
             owners.append(Owner("reserve", reserve, bound=True))
         return cls(device, budget, tuple(owners))
 
@@ -86,6 +95,10 @@ class Ledger:
     def total(self) -> int:
         """Predicted bytes of everybody."""
         return sum(owner.predicted for owner in self.owners)
+
+    def predicted(self, name: str) -> int:
+        """Predicted bytes of an owner; 0 if there is none of that name."""
+        return next((owner.predicted for owner in self.owners if owner.name == name), 0)
 
     def __getitem__(self, name: str) -> Owner:
         for owner in self.owners:

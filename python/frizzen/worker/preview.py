@@ -22,8 +22,9 @@ from frizzen.sizes_text import show_bytes
 from frizzen.speculate.load import LoadedDrafter
 from frizzen.worker import drafter as drafters
 from frizzen.worker.drafter import DraftMemory
+from frizzen.worker.footprint import Footprint, StepLimits, footprint
 from frizzen.worker.ledger import Budget, Ledger
-from frizzen.worker.sizes import Sizes, default_kv_memory, reserve, resolve_sizes
+from frizzen.worker.sizes import DEFAULT_STEP_TOKENS, Sizes, default_kv_memory, reserve, resolve_sizes
 
 __all__ = ["Preview", "load_drafter", "load_request", "memory_json", "preview"]
 
@@ -38,6 +39,7 @@ class Preview:
     config: EngineConfig
     model: Rehearsed
     drafts: DraftMemory
+    steps: Footprint
     sizes: Sizes
     plan: Plan
     ledger: Ledger
@@ -80,10 +82,27 @@ def preview(config: EngineConfig, builder: PlanBuilder, budget: Callable[[], Bud
         model = replace(model, weights={**model.weights, "drafter": sum(loaded.weights.values())})
     if extra := rehearsal.extra_bytes():
         model = replace(model, weights={**model.weights, "copies": extra})
+    steps = _footprint(config, builder.machine.device, model, loaded)
     memory = budget()
-    sizes, ledger = _fit(config, builder, model, drafts, memory)
+    sizes, ledger = _fit(config, builder, model, drafts, steps, memory)
     rehearsed_builder.decide("max_model_len", str(sizes.max_model_len), sizes.limited_by)
-    return Preview(config, model, drafts, sizes, rehearsed_builder.plan(), ledger)
+    return Preview(config, model, drafts, steps, sizes, rehearsed_builder.plan(), ledger)
+
+
+def _footprint(
+    config: EngineConfig, device: str, model: Rehearsed, drafter: LoadedDrafter | None
+) -> Footprint:
+    """What steps will take; nothing on a CPU, where it is not told apart, and of a model that pools."""
+    if device == "cpu" or not isinstance(model.model, CausalLM):
+        return Footprint()
+    limits = StepLimits(
+        rows=config.max_num_seqs,
+        tokens=config.max_num_batched_tokens or DEFAULT_STEP_TOKENS[device],
+        context=config.max_model_len or model.max_model_len,
+        drafts=config.max_drafts if drafter is None else drafter.max_drafts,
+    )
+    width = model.model.dtype.itemsize
+    return footprint(model.model.config, limits, width, graphs=not config.enforce_eager)
 
 
 def load_drafter(
@@ -124,20 +143,25 @@ def _pools(config: EngineConfig) -> bool:
 
 
 def _fit(
-    config: EngineConfig, builder: PlanBuilder, model: Rehearsed, drafts: DraftMemory, budget: Budget
+    config: EngineConfig,
+    builder: PlanBuilder,
+    model: Rehearsed,
+    drafts: DraftMemory,
+    steps: Footprint,
+    budget: Budget,
 ) -> tuple[Sizes, Ledger]:
     device, per_token = builder.machine.device, model.kv_bytes_per_token + drafts.per_token
     weights = sum(model.weights.values())
-    kept = reserve(device, budget.total)
+    kept = reserve(device, budget.total, steps)
     free = budget.free - weights - drafts.kept
 
     def ledger(kv_cache: int) -> Ledger:
-        return Ledger.of(device, budget, model.weights, kv_cache, kept, drafts=drafts.kept)
+        return Ledger.of(device, budget, model.weights, kv_cache, kept, drafts=drafts.kept, steps=steps)
 
     smallest = 2 * per_token * config.block_size + drafts.private
     if free - kept < smallest:
         needs = f"weights and one KV block need {show_bytes(weights + smallest + kept)}"
-        fixes = _lighter(config, builder, budget, model, weights)
+        fixes = _lighter(config, builder, budget, model, weights, kept)
         raise _refusal(config, device, budget, needs, fixes, ledger(smallest))
     if config.kv_cache_memory is not None and config.kv_cache_memory > free:
         needs = f"weights and kv_cache_memory need {show_bytes(weights + config.kv_cache_memory)}"
@@ -149,7 +173,7 @@ def _fit(
             device_type=device,
             model_len=model.max_model_len,
             bytes_per_token=per_token,
-            memory=default_kv_memory(device, free, budget.total),
+            memory=default_kv_memory(device, free, kept),
             private=drafts.private,
         )
     except DoesNotFitError as error:
@@ -159,7 +183,7 @@ def _fit(
 
 
 def _lighter(
-    config: EngineConfig, builder: PlanBuilder, budget: Budget, model: Rehearsed, weights: int
+    config: EngineConfig, builder: PlanBuilder, budget: Budget, model: Rehearsed, weights: int, kept: int
 ) -> list[str]:
     """What would make the weights fit."""
     fixes = []
@@ -172,8 +196,7 @@ def _lighter(
         if found is not None and found.ledger.weights < weights:
             length = found.sizes.max_model_len
             fixes.append(f"set dtype to {dtype}: it leaves room for max_model_len {length}")
-    room = budget.free - reserve(builder.machine.device, budget.total)
-    room -= 2 * model.kv_bytes_per_token * config.block_size
+    room = budget.free - kept - 2 * model.kv_bytes_per_token * config.block_size
     if room > 0:
         fixes.append(
             f"use a checkpoint whose weights take at most {show_bytes(room)} in memory, "

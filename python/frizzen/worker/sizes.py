@@ -6,10 +6,14 @@ from dataclasses import dataclass
 
 from frizzen.config import EngineConfig
 from frizzen.errors import ConfigError, DoesNotFitError
+from frizzen.worker.footprint import Footprint
 
 __all__ = ["Sizes", "default_kv_memory", "reserve", "resolve_sizes"]
 
 GIB = 2**30
+
+LIBRARIES = GIB // 2
+"""What kernels' code takes, 230 MiB on an H200, and what torch's allocator rounds up."""
 
 DEFAULT_STEP_TOKENS = {"cpu": 512, "cuda": 8192}
 """Tokens of one step: enough to fill the arithmetic units, few enough that running requests do not wait long.
@@ -31,20 +35,22 @@ class Sizes:
     """What ``max_model_len`` follows from, as a phrase."""
 
 
-def default_kv_memory(device_type: str, free: int, total: int) -> int:
-    """Bytes for the KV cache where the user named none.
+def default_kv_memory(device_type: str, free: int, kept: int) -> int:
+    """Bytes for the KV cache where the user named none; ``kept`` is what :func:`reserve` says.
 
     On a CPU a quarter of the free memory, at most 4 GiB: others use the machine too. On a GPU what is free,
-    less the reserve.
+    less what is kept.
     """
     if device_type == "cpu":
         return min(4 * GIB, free // 4)
-    return max(free - reserve(device_type, total), 0)
+    return max(free - kept, 0)
 
 
-def reserve(device_type: str, total: int) -> int:
-    """Bytes of a GPU that are left to activations and the libraries' own workspaces: a tenth of it."""
-    return 0 if device_type == "cpu" else total // 10
+def reserve(device_type: str, total: int, steps: Footprint) -> int:
+    """Bytes of a GPU that are left to steps, their graphs and libraries: a tenth of it, or what they need."""
+    if device_type == "cpu":
+        return 0
+    return max(total // 10, steps.workspaces + steps.graphs + LIBRARIES)
 
 
 def resolve_sizes(

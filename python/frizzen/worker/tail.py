@@ -124,6 +124,8 @@ def end_nothing(buffers: StepBuffers, acceptance: torch.Tensor | None) -> None:
     _end_rows_on(one.device)(Greedy(shape, buffers.plan, batch, one, maximum, tokens, acceptance))
     if buffers.plan.proposed.shape[1]:
         write_proposed(Proposed(one[:, None]), one, buffers.plan)
+        # With drafts that are not the worker's nothing writes these counts again, and every step sends them.
+        buffers.plan.num_proposed.zero_()
 
 
 class Tails:

@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum};
 use serde_json::{Map, Value};
 
 use crate::arrival::Arrivals;
-use crate::http::Url;
+use crate::http::{Trust, Url};
 
 /// Members of a request that the command sets itself.
 const RESERVED: [&str; 6] = ["model", "prompt", "messages", "input", "max_tokens", "stream"];
@@ -23,6 +23,9 @@ pub struct ServerArgs {
     /// Where it is
     #[arg(long, visible_alias = "base-url", default_value = "http://127.0.0.1:8000", value_parser = Url::parse)]
     pub url: Url,
+    /// Whom to believe that he is the server, if it is https.
+    #[command(flatten)]
+    pub trust: Trust,
     /// Name of the model; the first that the server lists if left out
     #[arg(long, value_name = "NAME")]
     pub model: Option<String>,

@@ -34,7 +34,7 @@ impl Session {
         let key = args.api_key.clone().or_else(|| std::env::var("OPENAI_API_KEY").ok());
         let key = key.map(|key| ("authorization".to_owned(), format!("Bearer {key}")));
         let headers: Vec<_> = args.header.iter().cloned().chain(key).collect();
-        let client = Arc::new(Client::new(&args.url, &headers, args.timeout).await?);
+        let client = Arc::new(Client::new(&args.url, &headers, args.timeout, &args.trust).await?);
         let model = match &args.model {
             Some(model) => model.clone(),
             None => first_model(&client).await?,

@@ -5,6 +5,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
@@ -12,7 +13,8 @@ use clap::Parser;
 use frizzen_bench::BenchCommand;
 use frizzen_engine::WorkerInfo;
 use frizzen_engine::mock::{Content, MockWorker, TimingLaw, mock_drafter};
-use frizzen_server::serve::serve;
+use frizzen_server::serve::{Listener, serve};
+use frizzen_server::tls::Tls;
 use frizzen_server::{ServerConfig, ShutdownRequests, mock};
 use serde_json::Value;
 
@@ -47,7 +49,12 @@ fn serving(flags: &[&str], worker: MockWorker) -> SocketAddr {
         let (_stop, requests) = ShutdownRequests::channel();
         let runtime = frizzen_server::runtime().unwrap();
         runtime.block_on(async {
-            serve(tokio::net::TcpListener::from_std(listener).unwrap(), state, requests).await.unwrap()
+            let listener = tokio::net::TcpListener::from_std(listener).unwrap();
+            let listener = match Tls::load(&state.http.tls).unwrap() {
+                Some(tls) => Listener::Tls(listener, Arc::new(tls)),
+                None => listener.into(),
+            };
+            serve(listener, state, requests).await.unwrap()
         })
     });
     let start = Instant::now();
@@ -102,6 +109,31 @@ fn completions_have_exactly_the_lengths_that_were_asked_for() {
     // A step takes a millisecond, and no token comes faster than a step.
     assert!(summary["tpot_ms"]["median"].as_f64().unwrap() >= 0.99, "{summary}");
     assert_eq!(run["settings"]["model"], "mock");
+}
+
+#[test]
+fn a_server_with_tls_is_driven_if_its_certificate_is_believed() {
+    let data = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../server/tests/data/tls");
+    let file = |name: &str| data.join(name).display().to_string();
+    let flags = ["--ssl-certfile", &file("server.pem"), "--ssl-keyfile", &file("server.key")];
+    let port = serving(&flags, MockWorker::new(mock::info())).port();
+    let words = "serve --num-prompts 6 --output-len 4 --max-concurrency 3";
+    let (authority, client) = (file("authority.pem"), file("client.pem"));
+    for trust in [&format!("--ca-cert {authority}"), "--insecure"] {
+        let (code, printed) = command(&format!("{words} --url https://localhost:{port} {trust}")).unwrap();
+        assert_eq!(code, ExitCode::SUCCESS, "{printed}");
+        assert!(printed.contains("Requests completed"), "{printed}");
+    }
+    // Another authority, no PEM, a flag without effect, and no TLS at all.
+    for (url, trust, said) in [
+        ("https://localhost", format!("--ca-cert {client}"), "UnknownIssuer"),
+        ("https://localhost", format!("--ca-cert {}", file("make.sh")), "make.sh cannot be used"),
+        ("http://localhost", "--insecure".to_owned(), "is http"),
+        ("http://localhost", String::new(), "https"),
+    ] {
+        let refused = command(&format!("{words} --url {url}:{port} {trust}")).unwrap_err();
+        assert!(refused.contains(said), "{refused}");
+    }
 }
 
 #[test]

@@ -193,6 +193,12 @@ impl PyEngine {
         Ok(self.engine(py)?.worker().info().plan.to_string())
     }
 
+    /// How drafts fare, as JSON, of the kind that `/v1/speculation` shows.
+    #[getter]
+    fn speculation_json(&self) -> String {
+        frizzen_server::speculation::status(&self.handle).to_string()
+    }
+
     /// Preemptions, prefix-cache queries and hits in tokens, since the start.
     #[getter]
     fn counters(&self, py: Python<'_>) -> PyResult<(u64, u64, u64)> {

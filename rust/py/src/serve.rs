@@ -363,8 +363,13 @@ fn publish_plan(metrics: &Metrics, info: &WorkerInfo) {
 
 /// One line that can be pasted.
 fn announce(state: &SharedState, url: &str) {
-    let socket = url.strip_prefix("unix:").map(|path| format!("--unix-socket {path} http://localhost"));
-    let (target, model) = (socket.as_deref().unwrap_or(url), &state.names[0]);
+    let target = match url.split_once(':') {
+        Some(("unix", path)) => format!("--unix-socket {path} http://localhost"),
+        // The certificate is in the name of a host, and need not be known here.
+        Some(("https", _)) => format!("--insecure {url}"),
+        _ => url.to_owned(),
+    };
+    let model = &state.names[0];
     let pooling = state.engine.info().and_then(|info| info.pooling.as_ref()).map(|pooling| pooling.task);
     let (path, body) = match pooling {
         None => (

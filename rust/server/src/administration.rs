@@ -268,6 +268,7 @@ pub fn describe(config: &crate::ServerConfig) -> Value {
             "host": http.host,
             "port": http.port,
             "uds": http.uds,
+            "tls": http.tls.ssl_certfile.is_some(),
             "root_path": http.root_path,
             "default_chat_template_kwargs": http.default_chat_template_kwargs,
             "api_keys": http.api_key.len(),

@@ -19,6 +19,7 @@ use crate::familiar::FamiliarArgs;
 use crate::logging::LogFormat;
 use crate::parsing::ParsingArgs;
 use crate::replicas::ReplicaArgs;
+use crate::tls::TlsArgs;
 use crate::traces::export::Endpoint;
 
 /// Everything that `frizzen serve` takes.
@@ -253,7 +254,7 @@ pub struct HttpArgs {
     #[arg(long, default_value_t = 8000)]
     pub port: u16,
     /// Socket in the file system to listen on, in place of a port
-    #[arg(long, value_name = "PATH", conflicts_with_all = ["host", "port"])]
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["host", "port", "ssl_certfile"])]
     pub uds: Option<PathBuf>,
     /// Where a reverse proxy has put this server, such as /models/a: paths may begin with it, and the description says so
     #[arg(long, value_name = "PATH", default_value = "", value_parser = parse_root_path)]
@@ -313,6 +314,9 @@ pub struct HttpArgs {
     /// names the server in them
     #[arg(long, value_name = "URL")]
     pub otlp_traces_endpoint: Option<Endpoint>,
+    /// How it is encrypted.
+    #[command(flatten)]
+    pub tls: TlsArgs,
     /// What the peers' command lines have.
     #[command(flatten)]
     pub familiar: FamiliarArgs,

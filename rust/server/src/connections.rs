@@ -1,10 +1,11 @@
 //! Listening, and the connections that come of it.
 //!
-//! Invariants: a client that does not send its request's head in time is dropped; nothing but running out of descriptors
-//! stops accepting, and that only for a moment; when asked to stop, connections end after the answer they are in.
+//! Invariants: a client that does not end its handshake, or send its request's head, in time is dropped; nothing but running
+//! out of descriptors stops accepting, and that only for a moment; when asked to stop, connections end after the answer they
+//! are in.
 
 use std::convert::Infallible;
-use std::future::poll_fn;
+use std::future::{pending, poll_fn};
 use std::io;
 use std::net::SocketAddr;
 use std::os::unix::fs::FileTypeExt as _;
@@ -26,9 +27,11 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream, UnixListener, UnixStream, lo
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
+use tokio_rustls::server::TlsStream;
 use tower_service::Service as _;
 
 use crate::config::HttpArgs;
+use crate::tls::Tls;
 
 /// Connections that may wait to be accepted: a burst of thousands must not be refused by the kernel.
 const BACKLOG: u32 = 4096;
@@ -42,6 +45,8 @@ const REST: Duration = Duration::from_millis(50);
 pub enum Listener {
     /// A port.
     Tcp(TcpListener),
+    /// A port that speaks TLS.
+    Tls(TcpListener, Arc<Tls>),
     /// A socket in the file system.
     Unix(UnixListener, SocketFile),
 }
@@ -65,6 +70,7 @@ impl Listener {
     pub fn url(&self) -> io::Result<String> {
         match self {
             Self::Tcp(listener) => Ok(format!("http://{}", listener.local_addr()?)),
+            Self::Tls(listener, _) => Ok(format!("https://{}", listener.local_addr()?)),
             Self::Unix(_, SocketFile(path)) => Ok(format!("unix:{}", path.display())),
         }
     }
@@ -79,7 +85,7 @@ impl From<TcpListener> for Listener {
 /// Listens, and says where. Raises the number of descriptors that the process may have first: each stream is one.
 ///
 /// # Errors
-/// Names the address that could not be taken.
+/// Names the address that could not be taken, or the file of a certificate that cannot be used.
 pub async fn bind(http: &HttpArgs) -> io::Result<Listener> {
     match rlimit::increase_nofile_limit(u64::MAX) {
         Ok(limit) => tracing::debug!(limit, "file descriptors"),
@@ -90,13 +96,21 @@ pub async fn bind(http: &HttpArgs) -> io::Result<Listener> {
             io::Error::new(error.kind(), format!("cannot listen on {}: {error}", path.display()))
         });
     }
+    let tls = Tls::load(&http.tls)
+        .map_err(|message| io::Error::new(io::ErrorKind::InvalidInput, message))?
+        .map(Arc::new);
     let named = |error: io::Error| {
         io::Error::new(error.kind(), format!("cannot listen on {}:{}: {error}", http.host, http.port))
     };
     let mut last = io::Error::new(io::ErrorKind::AddrNotAvailable, "the name has no address");
     for address in lookup_host((http.host.as_str(), http.port)).await.map_err(named)? {
         match listen(address) {
-            Ok(listener) => return announced(listener.into()),
+            Ok(listener) => {
+                return announced(match tls {
+                    Some(tls) => Listener::Tls(listener, tls),
+                    None => listener.into(),
+                });
+            }
             Err(error) => last = error,
         }
     }
@@ -141,6 +155,16 @@ pub async fn serve(
     let header_timeout = options.header_timeout;
     let prefix: Arc<str> = options.root_path.as_str().into();
     http.header_read_timeout((!header_timeout.is_zero()).then_some(header_timeout));
+    let tls = match &listener {
+        Listener::Tls(_, tls) => Some(Arc::clone(tls)),
+        Listener::Tcp(_) | Listener::Unix(..) => None,
+    };
+    let mut refreshing = pin!(async {
+        match &tls {
+            Some(tls) => tls.refresh().await,
+            None => pending().await,
+        }
+    });
     let (stop, stopped) = watch::channel(());
     let mut connections = JoinSet::new();
     let mut stopping = pin!(stopping);
@@ -150,9 +174,24 @@ pub async fn serve(
             stream = accept(&listener) => {
                 let (router, prefix) = (router.clone(), Arc::clone(&prefix));
                 let service = service_fn(move |request| answer(router.clone(), &prefix, request));
-                let connection = http.serve_connection(TokioIo::new(stream), service);
-                connections.spawn(drive(connection, stopped.clone()));
+                let stopped = stopped.clone();
+                match (&tls, stream) {
+                    // A future of its own: what a handshake needs must not make every other connection larger.
+                    (Some(tls), ByteStream::Tcp(stream)) => {
+                        let (tls, http) = (Arc::clone(tls), http.clone());
+                        connections.spawn(async move {
+                            let Some(stream) = shaken(&tls, stream, header_timeout, stopped.clone()).await else {
+                                return;
+                            };
+                            drive(http.serve_connection(TokioIo::new(stream), service), stopped).await;
+                        });
+                    }
+                    (_, stream) => {
+                        connections.spawn(drive(http.serve_connection(TokioIo::new(stream), service), stopped));
+                    }
+                }
             }
+            () = &mut refreshing => {}
             Some(_) = connections.join_next() => {}
         }
     }
@@ -160,6 +199,28 @@ pub async fn serve(
     // There may be no connection to tell.
     let _ = stop.send(());
     while connections.join_next().await.is_some() {}
+}
+
+/// The connection behind a handshake; `None` if there is nobody to serve, or no time left.
+async fn shaken(
+    tls: &Tls,
+    stream: TcpStream,
+    limit: Duration,
+    mut stopped: watch::Receiver<()>,
+) -> Option<ByteStream> {
+    let limit = async { if limit.is_zero() { pending().await } else { sleep(limit).await } };
+    tokio::select! {
+        shaken = tls.handshake(stream) => match shaken {
+            Ok(stream) => Some(ByteStream::Tls(Box::new(stream))),
+            Err(error) => {
+                tracing::debug!(%error, "a TLS handshake failed");
+                None
+            }
+        },
+        // A request that has not begun is not waited for.
+        _ = stopped.changed() => None,
+        () = limit => None,
+    }
 }
 
 /// Serves one connection; asks it to end after the answer it is in once `stopped` changes.
@@ -220,12 +281,14 @@ fn without_prefix(uri: &Uri, prefix: &str) -> Option<Uri> {
 async fn accept(listener: &Listener) -> ByteStream {
     loop {
         let accepted = match listener {
-            Listener::Tcp(listener) => listener.accept().await.map(|(stream, _)| {
-                // Small events must not wait for the acknowledgement of the ones before them. A connection that is gone
-                // already shows itself at the next read.
-                let _ = stream.set_nodelay(true);
-                ByteStream::Tcp(stream)
-            }),
+            Listener::Tcp(listener) | Listener::Tls(listener, _) => {
+                listener.accept().await.map(|(stream, _)| {
+                    // Small events must not wait for the acknowledgement of the ones before them. A connection that is gone
+                    // already shows itself at the next read.
+                    let _ = stream.set_nodelay(true);
+                    ByteStream::Tcp(stream)
+                })
+            }
             Listener::Unix(listener, _) => {
                 listener.accept().await.map(|(stream, _)| ByteStream::Unix(stream))
             }
@@ -241,9 +304,11 @@ async fn accept(listener: &Listener) -> ByteStream {
     }
 }
 
-/// One connection's bytes. A type for both kinds, so that the connection's code is there once.
+/// One connection's bytes. A type for all kinds, so that the connection's code is there once.
 enum ByteStream {
     Tcp(TcpStream),
+    /// Boxed: its keys and buffers must not make every other connection larger.
+    Tls(Box<TlsStream<TcpStream>>),
     Unix(UnixStream),
 }
 
@@ -255,6 +320,7 @@ impl AsyncRead for ByteStream {
     ) -> Poll<io::Result<()>> {
         match self.get_mut() {
             Self::Tcp(stream) => Pin::new(stream).poll_read(context, buffer),
+            Self::Tls(stream) => Pin::new(stream).poll_read(context, buffer),
             Self::Unix(stream) => Pin::new(stream).poll_read(context, buffer),
         }
     }
@@ -264,6 +330,7 @@ impl AsyncWrite for ByteStream {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         match self.get_mut() {
             Self::Tcp(stream) => Pin::new(stream).poll_write(context, bytes),
+            Self::Tls(stream) => Pin::new(stream).poll_write(context, bytes),
             Self::Unix(stream) => Pin::new(stream).poll_write(context, bytes),
         }
     }
@@ -271,6 +338,7 @@ impl AsyncWrite for ByteStream {
     fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self.get_mut() {
             Self::Tcp(stream) => Pin::new(stream).poll_flush(context),
+            Self::Tls(stream) => Pin::new(stream).poll_flush(context),
             Self::Unix(stream) => Pin::new(stream).poll_flush(context),
         }
     }
@@ -278,6 +346,7 @@ impl AsyncWrite for ByteStream {
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self.get_mut() {
             Self::Tcp(stream) => Pin::new(stream).poll_shutdown(context),
+            Self::Tls(stream) => Pin::new(stream).poll_shutdown(context),
             Self::Unix(stream) => Pin::new(stream).poll_shutdown(context),
         }
     }

@@ -148,7 +148,10 @@ fn answer(
     let declared = request.conversation.tools.as_deref().unwrap_or_default();
     let Some(format) = reading.format.tools else { return Ok(None) };
     let asked = request.common.grammar.as_ref();
-    let all: Vec<Tool<'_>> = declared.iter().filter_map(Tool::of).collect();
+    let allowed = request.allowed_tools.as_deref();
+    let may_be_called =
+        |tool: &Tool<'_>| allowed.is_none_or(|names| names.iter().any(|name| name == tool.name));
+    let all: Vec<Tool<'_>> = declared.iter().filter_map(Tool::of).filter(may_be_called).collect();
     let syntax = format.syntax(&model.tokenizer);
     let parallel = request.parallel_tool_calls;
     let channels = reading.format.has_channels();
@@ -173,7 +176,7 @@ fn answer(
                 let answer = if channels { on_final_channel(answer) } else { answer };
                 Part::Any(vec![calls(&syntax, &all, parallel)?, answer])
             }
-            None if !all.iter().any(|tool| tool.strict) => return Ok(None),
+            None if allowed.is_none() && !all.iter().any(|tool| tool.strict) => return Ok(None),
             None if channels => {
                 let text = Part::Free {
                     without: [&[END][..], &ENDS].concat().into_iter().map(str::to_owned).collect(),

@@ -11,7 +11,7 @@
 //!   [`event_log`]: their events.
 //! * [`output`]: from the engine's deltas to the bytes of an answer.
 //! * [`replicas`]: several engines on one host, and headless ones.
-//! * [`connections`]: listening and accepting. [`serve`], [`shutdown`]: life of a server. [`logging`]: the log.
+//! * [`connections`]: listening and accepting; [`tls`]: certificates and handshakes. [`serve`], [`shutdown`]: life of a server. [`logging`]: the log.
 //!   [`mock`]: a server without a model.
 //! * [`speculation`]: how drafts fare. [`traces`]: OpenTelemetry, if it is asked for. [`worker_report`]: what only the worker
 //!   can count, for the metrics.
@@ -50,6 +50,7 @@ pub mod shutdown;
 pub mod speculation;
 pub mod state;
 pub mod store;
+pub mod tls;
 pub mod traces;
 pub mod worker_report;
 

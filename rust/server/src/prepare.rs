@@ -20,7 +20,6 @@ use crate::output::tokens::Tokens;
 use crate::output::writer::Header;
 use crate::output::{Echo, Envelope, Pieces, ShownPrompt, Writer, chat, completion};
 use crate::pooling::run::check_generates;
-use crate::request::responses::LOGPROBS;
 use crate::request::{
     ChatRequest, Common, CompletionRequest, Dialect, Fields, Limits, Prompt, ResponsesRequest, ToolChoice,
     messages, native, tokens,
@@ -162,14 +161,6 @@ impl Job<'_> {
         let plan = Plan::new(common, limits.params, kind)?;
         let text = self.model.render(conversation)?;
         let mut reading = self.reading(request, &text);
-        let is_response = matches!(voice, Voice::Responses { .. });
-        if is_response && common.params.logprobs.is_some() && !reading.format.is_plain() {
-            let message = format!(
-                "include: {LOGPROBS} is not supported where reasoning or tool calls are read out of the text; \
-                 /v1/chat/completions has the log-probabilities of all tokens"
-            );
-            return Err(ApiError::unsupported("include", message));
-        }
         let shape = Shape {
             reasoning: reading.format.reasoning.is_some() && request.include_reasoning,
             reasoning_content: self.state.http.parsing.emit_reasoning_content,

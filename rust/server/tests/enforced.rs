@@ -279,6 +279,56 @@ fn strict_tools_bind_a_call_from_where_it_begins() {
     assert_eq!(message["tool_calls"][0]["function"]["arguments"], json!("{\"colour\": 1}"));
 }
 
+/// The model is shown all tools, as `allowed_tools` promises to caches of prompts, and can begin a call of those only.
+#[test]
+fn allowed_tools_are_the_only_ones_that_can_be_called() {
+    let flags = ["--tool-call-parser", "hermes"];
+    let among = |mode: &str, names: &[&str]| {
+        let listed: Vec<Value> =
+            names.iter().map(|name| json!({"type": "function", "function": {"name": name}})).collect();
+        json!({"tools": tools(), "max_tokens": 500, "tool_choice":
+            {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": listed}}})
+    };
+    let other = "I do: <tool_call>\n{\"name\": \"paint\", \"arguments\": {\"kind\": \"red\", \"size\": 1}}\n</tool_call>";
+    let server = Server::with(&flags, script(other));
+    for mode in ["auto", "required"] {
+        let (message, _) = both_ways(&server, &among(mode, &["paint_all"]));
+        let calls = message["tool_calls"].as_array().unwrap();
+        assert!(!calls.is_empty(), "{mode}: {message}");
+        assert!(
+            calls.iter().all(|call| call["function"]["name"] == "paint_all" && is_call(call)),
+            "{message}"
+        );
+    }
+    let (message, reason) = both_ways(&server, &among("auto", &["paint"]));
+    assert_eq!(
+        (message["tool_calls"][0]["function"]["name"].as_str(), reason.as_str()),
+        (Some("paint"), "tool_calls")
+    );
+    let plain = Server::with(&flags, script("no call"));
+    let (message, reason) = both_ways(&plain, &among("auto", &["paint"]));
+    assert_eq!((message["content"].as_str(), reason.as_str()), (Some("no call"), "stop"));
+
+    let all = json!({"tools": tools()});
+    let shown =
+        |body: &Value| server.client().post("/tokenize", &common::chat_body(body)).ok()["count"].clone();
+    assert_eq!(shown(&all), shown(&among("auto", &["paint"])));
+
+    let response = json!({"input": "hello", "max_output_tokens": 500, "tools": [
+        {"type": "function", "name": "paint", "parameters": schema()},
+        {"type": "function", "name": "g", "parameters": {"type": "object", "properties": {}, "additionalProperties": false}}],
+        "tool_choice": {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "g"}]}});
+    let answer = server.client().post("/v1/responses", &response).ok();
+    assert_eq!(answer["tool_choice"], response["tool_choice"]);
+    let calls = answer["output"].as_array().unwrap().iter().filter(|item| item["type"] == "function_call");
+    assert!(calls.clone().count() > 0 && calls.into_iter().all(|call| call["name"] == "g"), "{answer}");
+
+    for wrong in [among("any", &["paint"]), among("auto", &[]), among("auto", &["sing"])] {
+        let (status, _, param) = server.client().chat(&wrong).error();
+        assert_eq!((status, param.as_deref()), (400, Some("tool_choice")));
+    }
+}
+
 #[test]
 fn beside_tools_a_format_binds_the_answer_that_is_no_call() {
     let flags = ["--tool-call-parser", "hermes"];

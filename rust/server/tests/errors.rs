@@ -201,12 +201,45 @@ fn browsers_are_let_in_only_if_asked_for() {
 }
 
 #[test]
-fn head_is_get_without_its_body() {
-    let server = Server::start(script("x"));
-    for path in ["/health", "/v1/models", "/metrics"] {
-        let answer = server.client().call("HEAD", path, None);
-        assert_eq!((answer.status, answer.body.len()), (200, 0), "{path}");
+fn head_is_get_without_its_body_and_with_its_length() {
+    let server = Server::with(&["--api-key", "k"], script("x"));
+    let client = server.client().header("authorization", "Bearer k");
+    for (path, status) in [
+        ("/health", 200),
+        ("/ping", 200),
+        ("/v1/models", 200),
+        ("/openapi.json", 200),
+        ("/v1/models/none", 404),
+        ("/v1/responses/resp_none", 404),
+        ("/nothing", 404),
+    ] {
+        let (head, get) = (client.call("HEAD", path, None), client.get(path));
+        assert_eq!((head.status, get.status, head.body.len()), (status, status, 0), "{path}");
+        assert_eq!(get.header("content-length"), Some(&*get.body.len().to_string()), "{path}");
+        for name in ["content-length", "content-type"] {
+            assert_eq!(head.header(name), get.header(name), "{name} of {path}");
+        }
     }
+    // What GET is not for, and a key that is missing, are refused without a body too.
+    let length = |answer: &common::Answer| answer.header("content-length").unwrap().parse::<usize>().unwrap();
+    for (answer, status) in [
+        (client.call("HEAD", "/v1/completions", None), 405),
+        (server.client().call("HEAD", "/v1/models", None), 401),
+    ] {
+        assert_eq!((answer.status, answer.body.len()), (status, 0));
+        assert!(length(&answer) > 0);
+    }
+    let metrics = client.call("HEAD", "/metrics", None);
+    assert_eq!((metrics.status, metrics.body.len()), (200, 0));
+    assert!(length(&metrics) > 1000);
+    // A connection goes on after a HEAD: nothing of a body was sent.
+    let head = "HEAD /ping HTTP/1.1\r\nhost: t\r\n\r\n";
+    let get = "GET /health HTTP/1.1\r\nhost: t\r\nconnection: close\r\n\r\n";
+    let mut both = String::new();
+    std::io::Read::read_to_string(&mut client.raw(format!("{head}{get}").as_bytes()), &mut both).unwrap();
+    assert_eq!(both.matches("HTTP/1.1 200").count(), 2, "{both}");
+    assert_eq!(both.matches("\r\n\r\n").count(), 2, "{both}");
+    assert!(both.ends_with("{\"status\":\"ready\"}"), "{both}");
 }
 
 #[test]

@@ -111,16 +111,12 @@ class LongMxfp4Experts:
         return self.few.extra_bytes(w13, w2, b13, b2)
 
     def prepare(self, w13: Mxfp4Weight, w2: Mxfp4Weight, b13: Tensor | None, b2: Tensor | None) -> Experts:
-        """Rearranges the weights in place.
-
-        Raises:
-            ValueError: see ``rearrange``.
-        """
+        """Rearranges the weights in place, whatever their scales are."""
         layer = Layer.rearranged(w13, w2, b13, b2)
         few = self.few.bind(layer)
         gates = layer.w13, layer.s13.view(torch.uint8), b13
         downs = layer.w2, layer.s2.view(torch.uint8), b2
-        products = self.long.products(gate_up_packed, gates, down_packed, downs)
+        products = layer.enlarged(self.long.products(gate_up_packed, gates, down_packed, downs))
 
         def run(x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
             return few(x, weights, ids) if len(x) <= FEW else products(x, weights, ids)

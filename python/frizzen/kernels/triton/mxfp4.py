@@ -10,6 +10,8 @@ two, is exact.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -17,7 +19,16 @@ from torch import Tensor
 
 from frizzen.quantize.mxfp4 import Mxfp4Weight
 
-__all__ = ["BIAS_OF_FACTORS", "LARGEST_SCALE", "UNPACK", "factors", "padding_bytes", "rearrange", "unpack"]
+__all__ = [
+    "BIAS_OF_FACTORS",
+    "LARGEST_SCALE",
+    "UNPACK",
+    "Rearranged",
+    "factors",
+    "padding_bytes",
+    "rearrange",
+    "unpack",
+]
 
 LARGEST_SCALE = 128
 """As it is stored: it stands for 2. Its factor is the largest power of two that bfloat16 has."""
@@ -123,15 +134,26 @@ def padding_bytes(weight: Mxfp4Weight) -> int:
     return weight.scale[..., 0].numel() * (-weight.scale.shape[-1] % 4)
 
 
-def rearrange(weight: Mxfp4Weight) -> tuple[Tensor, Tensor]:
-    """Units ``[E, N, K / 4]`` int16, in the bytes of the numbers, and scales ``[E, N, ceil(K / 128)]`` int32.
+class Rearranged(NamedTuple):
+    """A weight as the kernels read it, ``2 ** excess`` times too small."""
 
-    Raises:
-        ValueError: a scale is larger than :data:`LARGEST_SCALE`, or not a number.
+    units: Tensor
+    """``[E, N, K / 4]`` int16, in the bytes of the numbers."""
+    words: Tensor
+    """``[E, N, ceil(K / 128)]`` int32, the scales."""
+    excess: int
+    """0 unless a scale is larger than :data:`LARGEST_SCALE`."""
+
+
+def rearrange(weight: Mxfp4Weight) -> Rearranged:
+    """Rearranges the numbers in place; the largest factor is one that bfloat16 has, whatever the scales are.
+
+    All scales of a weight are lowered alike. What falls below the smallest factor by that is 2 ** 126 times
+    smaller than the largest number, and adds nothing to a sum in float32.
     """
-    if (largest := int(weight.scale.max())) > LARGEST_SCALE:
-        raise ValueError(f"a scale of MXFP4 is stored as {largest}, at most {LARGEST_SCALE} is computed with")
+    excess = max(int(weight.scale.max()) - LARGEST_SCALE, 0)
     blocks, many = weight.scale.numel(), 64
     _rearrange[(triton.cdiv(blocks, many),)](weight.data, blocks, MANY=many, num_warps=4)
-    padded = torch.nn.functional.pad(weight.scale + BIAS_OF_FACTORS.value, (0, -weight.scale.shape[-1] % 4))
-    return weight.data.view(torch.int16), padded.view(torch.int32)
+    stored = weight.scale + (BIAS_OF_FACTORS.value - excess)
+    padded = torch.nn.functional.pad(stored, (0, -weight.scale.shape[-1] % 4))
+    return Rearranged(weight.data.view(torch.int16), padded.view(torch.int32), excess)

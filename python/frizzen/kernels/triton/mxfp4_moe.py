@@ -80,14 +80,27 @@ class Layer:
     b13: Tensor | None
     b2: Tensor | None
 
+    excess: tuple[int, int]
+    """The weights are so many powers of two too small, as ``Rearranged`` has them; so is ``b2``."""
+
     @classmethod
     def rearranged(cls, w13: Mxfp4Weight, w2: Mxfp4Weight, b13: Tensor | None, b2: Tensor | None) -> Layer:
-        """In the bytes of what is given.
+        """In the bytes of what is given."""
+        up, down = rearrange(w13), rearrange(w2)
+        if b2 is not None:
+            b2.mul_(2.0**-down.excess)
+        return cls(up.units, up.words, down.units, down.words, b13, b2, (up.excess, down.excess))
 
-        Raises:
-            ValueError: see ``rearrange``.
+    def enlarged(self, run: Experts) -> Experts:
+        """``run`` on these weights, with inputs that make up for what is too small.
+
+        Powers of two round nothing. A token would have to be of 2 ** (128 - up) to become infinite by it,
+        where its product with the weight's largest number is infinite too.
         """
-        return cls(*rearrange(w13), *rearrange(w2), b13, b2)
+        up, down = self.excess
+        if not up and not down:
+            return run
+        return lambda x, weights, ids: run(x * 2.0**up, weights * 2.0**down, ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +120,7 @@ class Mxfp4Experts:
         return padding_bytes(w13) + padding_bytes(w2)
 
     def prepare(self, w13: Mxfp4Weight, w2: Mxfp4Weight, b13: Tensor | None, b2: Tensor | None) -> Experts:
-        """Rearranges the weights in place.
-
-        Raises:
-            ValueError: see ``rearrange``.
-        """
+        """Rearranges the weights in place, whatever their scales are."""
         return self.bind(Layer.rearranged(w13, w2, b13, b2))
 
     def bind(self, layer: Layer) -> Experts:
@@ -129,7 +138,7 @@ class Mxfp4Experts:
                 return self.few(layer, x, weights, ids, *tiles)
             return self.many(layer, x, weights, ids, *many_tiles(plain.dtype))
 
-        return run
+        return layer.enlarged(run)
 
     def one(
         self, layer: Layer, x: Tensor, weights: Tensor, ids: Tensor, up: OneTile, down: OneTile

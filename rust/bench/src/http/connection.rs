@@ -5,9 +5,11 @@ use std::time::Instant;
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
+use tokio_rustls::client::TlsStream;
 
 use super::body::Body;
 use super::head::Head;
+use super::tls::Secure;
 use crate::failure::Failure;
 
 /// Bytes that one read may bring. A body's memory is this much, unless it is kept.
@@ -18,11 +20,17 @@ const MAX_HEAD: usize = 8 << 20;
 /// A connection between requests: nothing is unread.
 #[derive(Debug)]
 pub struct Connection {
-    stream: TcpStream,
+    stream: Stream,
     buffer: Vec<u8>,
     /// Bytes of `buffer` that were handed out.
     taken: usize,
     read_at: Instant,
+}
+
+#[derive(Debug)]
+enum Stream {
+    Plain(TcpStream),
+    Tls(Box<TlsStream<TcpStream>>),
 }
 
 /// An answer whose body is still to be read.
@@ -35,18 +43,29 @@ pub struct Response {
 }
 
 impl Connection {
-    /// Connects to the first address that answers.
-    pub async fn open(addresses: &[SocketAddr]) -> Result<Self, Failure> {
+    /// Connects to the first address that answers, with TLS if the server has it.
+    pub(super) async fn open(addresses: &[SocketAddr], tls: Option<&Secure>) -> Result<Self, Failure> {
         let failed = |error: std::io::Error| Failure::Connect(error.to_string());
         let stream = TcpStream::connect(addresses).await.map_err(failed)?;
         stream.set_nodelay(true).map_err(failed)?;
+        let stream = match tls {
+            None => Stream::Plain(stream),
+            Some(tls) => Stream::Tls(Box::new(tls.connect(stream).await.map_err(failed)?)),
+        };
         Ok(Self { stream, buffer: Vec::with_capacity(READ), taken: 0, read_at: Instant::now() })
     }
 
     /// Sends a request and reads the head of the answer.
     pub async fn send(mut self, request: &[u8]) -> Result<Response, Failure> {
         // A server may answer before it has read all, and close: what it said is the better news.
-        let written = self.stream.write_all(request).await;
+        let written = match &mut self.stream {
+            Stream::Plain(stream) => stream.write_all(request).await,
+            Stream::Tls(stream) => match stream.write_all(request).await {
+                // What is written may lie in a buffer still.
+                Ok(()) => stream.flush().await,
+                failed => failed,
+            },
+        };
         loop {
             let head = match self.read_head().await {
                 Err(Failure::Closed) if let Err(error) = &written => {
@@ -92,7 +111,10 @@ impl Connection {
         } else {
             self.buffer.reserve(READ);
         }
-        let read = self.stream.read_buf(&mut self.buffer).await;
+        let read = match &mut self.stream {
+            Stream::Plain(stream) => stream.read_buf(&mut self.buffer).await,
+            Stream::Tls(stream) => stream.read_buf(&mut self.buffer).await,
+        };
         self.read_at = Instant::now();
         read
     }

@@ -6,6 +6,7 @@
 mod body;
 mod connection;
 mod head;
+mod tls;
 mod url;
 
 use std::net::SocketAddr;
@@ -14,10 +15,12 @@ use std::time::{Duration, Instant};
 
 pub use connection::Response;
 pub use head::Head;
+pub use tls::Trust;
 pub use url::Url;
 
 use crate::failure::Failure;
 use connection::Connection;
+use tls::Secure;
 
 /// Bytes of an error's body that are kept.
 const MAX_SAID: usize = 2_000;
@@ -30,6 +33,7 @@ pub struct Client {
     /// The header lines that every request carries.
     headers: String,
     timeout: Duration,
+    tls: Option<Secure>,
     idle: Mutex<Vec<Connection>>,
 }
 
@@ -60,14 +64,20 @@ pub struct Exchange {
 }
 
 impl Client {
-    /// Resolves the server's name once. `headers` are complete lines.
-    pub async fn new(url: &Url, headers: &[(String, String)], timeout: Duration) -> Result<Self, String> {
+    /// Resolves the server's name once. `headers` are complete lines; `trust` says whom to believe if it is https.
+    pub async fn new(
+        url: &Url,
+        headers: &[(String, String)],
+        timeout: Duration,
+        trust: &Trust,
+    ) -> Result<Self, String> {
+        let tls = Secure::new(url, trust)?;
         let refusal = |error| format!("cannot resolve {}: {error}", url.host);
         let addresses = tokio::net::lookup_host((&*url.host, url.port)).await.map_err(refusal)?.collect();
         let lines =
             headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect::<Vec<_>>().concat();
         let headers = format!("host: {}\r\nuser-agent: frizzen-bench\r\n{lines}", url.authority());
-        Ok(Self { addresses, base: url.base.clone(), headers, timeout, idle: Mutex::default() })
+        Ok(Self { addresses, base: url.base.clone(), headers, timeout, tls, idle: Mutex::default() })
     }
 
     /// Gets a small JSON document.
@@ -106,7 +116,7 @@ impl Client {
                 other => return other,
             }
         }
-        Connection::open(&self.addresses).await?.send(&request).await
+        Connection::open(&self.addresses, self.tls.as_ref()).await?.send(&request).await
     }
 
     async fn read(&self, sent: Instant, mut response: Response, keep: bool) -> Result<Exchange, Failure> {

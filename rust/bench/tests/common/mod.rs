@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use frizzen_bench::answer::Reading;
-use frizzen_bench::http::{Client, Url};
+use frizzen_bench::http::{Client, Trust, Url};
 use frizzen_bench::load::{Job, Outcome, Target, run};
 
 /// Long enough for anything that happens at all.
@@ -122,7 +122,7 @@ pub fn ask(url: &Url, reading: Reading, count: usize, timeout: Duration) -> Outc
     let job = Job { due: Duration::ZERO, body: b"{}".to_vec(), prompt_tokens: 7, inputs: 1 };
     let target = Target { path: "/v1", reading, max_concurrency: Some(1), server_pid: None };
     runtime.block_on(async {
-        let client = Arc::new(Client::new(url, &[], timeout).await.unwrap());
+        let client = Arc::new(Client::new(url, &[], timeout, &Trust::default()).await.unwrap());
         run(&client, target, vec![job; count], None).await.unwrap()
     })
 }

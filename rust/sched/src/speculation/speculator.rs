@@ -14,8 +14,14 @@ use super::law::Experts;
 use super::{SpeculationConfig, SpeculationStatus, SpeculationTotals};
 use crate::commit::RowEvent;
 use crate::draft::{Drafter, Evidence};
+use crate::draw::mix;
 use crate::plan::{StepOutput, StepPlan};
 use crate::scheduler::Scheduler;
+
+/// Tokens that stand for drafts where verification is forced: any vocabulary has them, and at the usual ends of a text
+/// there are none.
+const FIRST_FILLER: TokenId = 128;
+const FILLERS: u64 = 128;
 
 /// Proposes after every commit and keeps the ledger.
 #[derive(Debug)]
@@ -338,7 +344,9 @@ impl Speculator {
         followed.confidences.extend_from_slice(self.drafter.confidences(request));
         // What a worker proposed it can verify; anything else it did not propose.
         if self.config.fill && !self.config.is_worker() {
-            self.drafts.resize(most, 0);
+            let (request, seen) = (request.0, u64::from(followed.usage.drafts));
+            let places = self.drafts.len()..most;
+            self.drafts.extend(places.map(|place| filler(request, seen + place as u64)));
         }
         if self.drafts.is_empty() {
             followed.reason = Reason::NoMatch;
@@ -414,6 +422,12 @@ impl Speculator {
             failure: self.failure.clone(),
         }
     }
+}
+
+/// A draft where the drafter has none and verification is forced: tokens differ as those of a text do, since a model of
+/// experts reads as many weights as the tokens of a step have different ones.
+const fn filler(request: u64, place: u64) -> TokenId {
+    FIRST_FILLER + (mix(mix(request) ^ place) % FILLERS) as TokenId
 }
 
 /// Rows of a step that decoded, and the tokens that came out of them.

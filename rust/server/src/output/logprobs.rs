@@ -74,20 +74,8 @@ pub(crate) fn chat(pieces: &Pieces, delta: &ChoiceDelta, top: usize, out: &mut V
     out.push(b'}');
 }
 
-/// Appends the entries of the tokens of a response's text, each behind a comma but for the first one. A silent token is no
-/// part of it.
-pub(crate) fn response(pieces: &Pieces, delta: &ChoiceDelta, top: usize, out: &mut Vec<u8>) {
-    let shown = delta.tokens.len() - usize::from(delta.silent_end && !delta.tokens.is_empty());
-    for (id, logprobs) in delta.tokens.iter().zip(&delta.logprobs).take(shown) {
-        if !out.is_empty() {
-            out.push(b',');
-        }
-        write_entries(pieces, (*id, logprobs), top, false, out);
-    }
-}
-
 /// A token's entry, with its alternatives.
-fn write_entries(
+pub(crate) fn write_entries(
     pieces: &Pieces,
     (id, logprobs): (TokenId, &TokenLogprobs),
     top: usize,

@@ -5,8 +5,10 @@
 //! * [`writer`]: the seam; [`chat`] and [`completion`] write deltas as chunks, or the merged deltas as one answer.
 //! * [`message`]: what a choice's text says: reasoning, content, tool calls.
 //! * [`waterfall`]: where the time went.
+//! * [`attribution`]: which tokens a part of a message was made of.
 //! * [`prompt`]: what is shown of a prompt. * [`pieces`], [`logprobs`]: tokens as text and bytes. * [`stream`]: the event stream.
 
+pub mod attribution;
 pub mod blocks;
 pub mod chat;
 pub mod completion;

@@ -28,6 +28,11 @@ impl Pieces {
         if self.skip_special && self.tokenizer.is_special(id) { &[] } else { self.tokenizer.token_bytes(id) }
     }
 
+    /// The bytes of a token's own text, whether or not it is shown.
+    pub(crate) fn spelled(&self, id: TokenId) -> &[u8] {
+        self.tokenizer.token_bytes(id)
+    }
+
     /// Appends a token's name: its text, with U+FFFD for what is not a character on its own.
     pub(crate) fn write_name(&self, id: TokenId, out: &mut Vec<u8>) {
         if self.as_ids {

@@ -2,16 +2,18 @@
 //!
 //! The whole answer is the object of the last event of a stream, made by the same machine.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use frizzen_text::Tokenizer;
+use frizzen_text::parse::Delta;
 use serde_json::{Map, Value, json};
 
 use crate::error::ApiError;
 use crate::json;
+use crate::output::attribution::Attribution;
 use crate::output::blocks::{Block, Blocks, Kind, Step};
 use crate::output::delta::{ChoiceDelta, Finish};
-use crate::output::logprobs;
 use crate::output::message::Reader;
 use crate::output::pieces::Pieces;
 use crate::output::usage::Usage;
@@ -36,28 +38,43 @@ pub struct Responses {
     finish: Option<Finish>,
 }
 
-/// Log-probabilities of the tokens of the text, as the entries of a list. Only a text that no parser reads has any.
+/// Log-probabilities of the tokens of text, as the entries of lists.
 #[derive(Debug, Default)]
 struct Logprobs {
-    /// How tokens are named, and the alternatives of each, if they were asked for.
-    asked: Option<(Pieces, usize)>,
+    /// `None` if they were not asked for.
+    asked: Option<Attribution>,
     /// Of tokens that no event has shown yet.
     pending: Vec<u8>,
-    all: Vec<u8>,
+    /// By block.
+    all: BTreeMap<usize, Vec<u8>>,
 }
 
 impl Logprobs {
-    fn take(&mut self, delta: &ChoiceDelta) {
-        if let Some((pieces, top)) = &self.asked {
-            for out in [&mut self.pending, &mut self.all] {
-                logprobs::response(pieces, delta, *top, out);
-            }
+    fn take(&mut self, part: &Delta) {
+        match (&mut self.asked, part) {
+            (Some(asked), Delta::Content(text)) => asked.take(text, &mut self.pending),
+            (Some(asked), Delta::Reasoning(text)) => asked.skip(text),
+            _ => {}
         }
     }
 
-    fn all(&self) -> Value {
-        let list = [b"[", self.all.as_slice(), b"]"].concat();
-        serde_json::from_slice(&list).expect("entries are written as JSON")
+    /// The entries by which a block has grown.
+    fn grow(&mut self, block: usize) -> Vec<u8> {
+        let grown = std::mem::take(&mut self.pending);
+        if !grown.is_empty() {
+            let all = self.all.entry(block).or_default();
+            if !all.is_empty() {
+                all.push(b',');
+            }
+            all.extend_from_slice(&grown);
+        }
+        grown
+    }
+
+    /// Those of a whole block.
+    fn of(&self, block: usize) -> Value {
+        let all = self.all.get(&block).map_or(&[][..], Vec::as_slice);
+        serde_json::from_slice(&[b"[", all, b"]"].concat()).expect("entries are written as JSON")
     }
 }
 
@@ -65,7 +82,7 @@ impl Responses {
     /// The same writer, which shows log-probabilities with this many alternatives.
     #[must_use]
     pub fn with_logprobs(mut self, asked: Option<(Pieces, usize)>) -> Self {
-        self.logprobs.asked = asked;
+        self.logprobs.asked = asked.map(|(pieces, top)| Attribution::new(pieces, top));
         self
     }
 
@@ -162,19 +179,25 @@ impl Responses {
 
     /// Reads a delta, and writes the events of what it brings if there is somewhere to.
     fn read(&mut self, delta: &ChoiceDelta, mut out: Option<&mut Vec<u8>>) {
-        self.logprobs.take(delta);
         let (name, sequence, logprobs) = (&self.name, &mut self.sequence, &mut self.logprobs);
-        let mut emit = |index: usize, block: &Block, step: Step<'_>| {
+        if let Some(asked) = &mut logprobs.asked {
+            asked.push(delta);
+        }
+        let mut emit = |logprobs: &mut Logprobs, index: usize, block: &Block, step: Step<'_>| {
+            let grows = matches!(step, Step::Grow(_)) && block.kind == Kind::Text;
+            let grown = if grows { logprobs.grow(index) } else { Vec::new() };
             if let Some(out) = out.as_deref_mut() {
-                write_step(out, sequence, name, (index, block), (step, logprobs));
+                write_step(out, sequence, name, (index, block), step, (logprobs, &grown));
             }
         };
         for part in self.reader.read(delta) {
-            self.blocks.push(part, &mut emit);
+            logprobs.take(&part);
+            self.blocks.push(part, &mut |index, block, step| emit(logprobs, index, block, step));
         }
         if let Some(finish) = &delta.finish {
             let reason = self.reader.finish_reason(finish.reason);
-            self.blocks.end(matches!(reason, "stop" | "tool_calls"), &mut emit);
+            let complete = matches!(reason, "stop" | "tool_calls");
+            self.blocks.end(complete, &mut |index, block, step| emit(logprobs, index, block, step));
             self.finish = Some(Finish { reason, ..finish.clone() });
         }
     }
@@ -257,7 +280,7 @@ fn part(block: &Block, text: &str, logprobs: &Value) -> Value {
 /// An item that has ended.
 fn item(name: &str, index: usize, block: &Block, logprobs: &Logprobs) -> Value {
     let status = if block.complete { "completed" } else { "incomplete" };
-    shell(name, index, block, status, &block.text, &[part(block, &block.text, &logprobs.all())])
+    shell(name, index, block, status, &block.text, &[part(block, &block.text, &logprobs.of(index))])
 }
 
 fn shell(name: &str, index: usize, block: &Block, status: &str, arguments: &str, content: &[Value]) -> Value {
@@ -321,7 +344,8 @@ fn write_step(
     sequence: &mut u64,
     name: &str,
     (index, block): (usize, &Block),
-    (step, logprobs): (Step<'_>, &mut Logprobs),
+    step: Step<'_>,
+    (logprobs, grown): (&Logprobs, &[u8]),
 ) {
     let (more, done) = names(&block.kind);
     let id = item_id(name, index, block);
@@ -348,7 +372,7 @@ fn write_step(
             }
             if block.kind == Kind::Text {
                 out.extend_from_slice(b",\"logprobs\":[");
-                out.append(&mut logprobs.pending);
+                out.extend_from_slice(grown);
                 out.push(b']');
             }
             out.extend_from_slice(b",\"delta\":");
@@ -358,7 +382,7 @@ fn write_step(
         Step::Close => {
             let all = match &block.kind {
                 Kind::Reasoning => json!({"content_index": 0, "text": block.text}),
-                Kind::Text => json!({"content_index": 0, "text": block.text, "logprobs": logprobs.all()}),
+                Kind::Text => json!({"content_index": 0, "text": block.text, "logprobs": logprobs.of(index)}),
                 Kind::Call { name, .. } => json!({"name": name, "arguments": block.text}),
             };
             let place = [("item_id", id.as_str().into()), ("output_index", index.into())];
@@ -366,7 +390,7 @@ fn write_step(
             members.extend(all.as_object().cloned().unwrap_or_default());
             write_event(out, sequence, done, &members.into());
             if in_parts {
-                let part = part(block, &block.text, &logprobs.all());
+                let part = part(block, &block.text, &logprobs.of(index));
                 let place = json!({"item_id": id, "output_index": index, "content_index": 0, "part": part});
                 write_event(out, sequence, "response.content_part.done", &place);
             }

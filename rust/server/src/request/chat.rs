@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use crate::error::ApiError;
 use crate::request::common::{Common, Limits};
 use crate::request::fields::Fields;
-use crate::request::tools::{ToolChoice, tools};
+use crate::request::tools::{ToolCalls, ToolChoice, tools};
 
 const MEDIA: [&str; 6] = ["image_url", "input_image", "input_audio", "audio_url", "video_url", "file"];
 
@@ -39,6 +39,8 @@ pub struct ChatRequest {
     pub prompt_ids: Option<Vec<TokenId>>,
     /// Whether the model may call tools.
     pub tool_choice: ToolChoice,
+    /// It may call these only; `None` is all.
+    pub allowed_tools: Option<Vec<String>>,
     /// It may make several calls.
     pub parallel_tool_calls: bool,
     /// Most tokens of its reasoning.
@@ -58,7 +60,8 @@ impl ChatRequest {
         let newer = fields.integer("max_completion_tokens", 0..=u32::MAX)?;
         let older = fields.integer("max_tokens", 0..=u32::MAX)?;
         common.params.max_tokens = newer.or(older);
-        let tool_choice = ToolChoice::read(&mut fields, conversation.tools.as_deref())?;
+        let ToolCalls { choice: tool_choice, allowed: allowed_tools } =
+            ToolChoice::read(&mut fields, conversation.tools.as_deref())?;
         tool_choice.check(limits.format.tools.is_some())?;
         let include_reasoning = fields.boolean("include_reasoning")?.unwrap_or(true);
         if !include_reasoning && limits.format.reasoning.is_none() {
@@ -76,6 +79,7 @@ impl ChatRequest {
             conversation,
             prompt_ids,
             tool_choice,
+            allowed_tools,
             parallel_tool_calls: fields.boolean("parallel_tool_calls")?.unwrap_or(true),
             thinking_budget,
             include_reasoning,

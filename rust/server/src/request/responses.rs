@@ -260,9 +260,16 @@ fn tools(
     let tools = asked.iter().enumerate().map(tool).collect::<Result<Vec<_>, ApiError>>()?;
     chat.insert("tools".to_owned(), tools.into());
     let choice = fields.take("tool_choice");
+    let named = |name: Option<&Value>| json!({"type": "function", "function": {"name": name}});
     let translated = match &choice {
         Some(Value::Object(choice)) => match choice.get("type").and_then(Value::as_str) {
-            Some("function") => json!({"type": "function", "function": {"name": choice.get("name")}}),
+            Some("function") => named(choice.get("name")),
+            Some("allowed_tools") => {
+                let listed = choice.get("tools").and_then(Value::as_array).map(Vec::as_slice);
+                let tools: Vec<Value> =
+                    listed.unwrap_or_default().iter().map(|tool| named(tool.get("name"))).collect();
+                json!({"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode"), "tools": tools}})
+            }
             kind => return Err(strange(kind, "tool_choice", "tool_choice")),
         },
         other => other.clone().unwrap_or_default(),

@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 use clap::Parser;
 use frizzen_engine::WorkerInfo;
 use frizzen_engine::mock::{Content, MockWorker, TimingLaw};
-use frizzen_server::serve::{Outcome, serve};
+use frizzen_server::serve::{Listener, Outcome, serve};
+use frizzen_server::tls::Tls;
 use frizzen_server::{ServerConfig, SharedState, ShutdownRequests, TextModel, mock};
 use frizzen_text::ChatTemplate;
 use serde_json::{Value, json};
@@ -92,7 +93,12 @@ impl Server {
         let thread = std::thread::spawn(move || {
             let runtime = frizzen_server::runtime().unwrap();
             let outcome = runtime.block_on(async {
-                serve(TcpListener::from_std(listener).unwrap(), shared, requests).await.unwrap()
+                let listener = TcpListener::from_std(listener).unwrap();
+                let listener = match Tls::load(&shared.http.tls).unwrap() {
+                    Some(tls) => Listener::Tls(listener, Arc::new(tls)),
+                    None => listener.into(),
+                };
+                serve(listener, shared, requests).await.unwrap()
             });
             runtime.shutdown_background();
             outcome
@@ -284,7 +290,7 @@ pub fn streamed(body: &Value) -> Value {
 }
 
 /// Reads an answer to its end.
-pub fn read_answer(stream: TcpStream) -> Answer {
+pub fn read_answer(stream: impl Read) -> Answer {
     let mut reader = BufReader::new(stream);
     let mut line = String::new();
     reader.read_line(&mut line).unwrap();
