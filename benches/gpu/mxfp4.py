@@ -140,7 +140,7 @@ def main() -> None:
     """Prints the table and writes it down."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shapes", nargs="*", default=list(EXPERTS), choices=list(EXPERTS))
-    parser.add_argument("--tokens", type=int, nargs="*", default=[1, 8, 32, 128, 1024])
+    parser.add_argument("--tokens", type=int, nargs="*", default=[1, 8, 32, 128, 256, 1024, 4096])
     parser.add_argument("--steps", nargs="*", default=["1@128", "8@128", "32@128"], metavar="ROWS@CONTEXT")
     parser.add_argument("--model", choices=list(EXPERTS), default="gpt-oss-20b", help="whose steps")
     parser.add_argument("--layers", type=int, help="fewer layers than the model has")

@@ -10,12 +10,14 @@ import sys
 from typing import Any
 
 import torch
+from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from frizzen.kernels.moe_reference import Activation
 from frizzen.kernels.triton.launch import Target
+from frizzen.quantize.mxfp4 import Mxfp4Weight
 from frizzen.speculate.drafter import Asking, DraftBlocks, Proposed, Seen
 from frizzen.speculate.dspark import Heads
 from frizzen.step import StepContext
@@ -61,18 +63,25 @@ def attention(head_dim: int) -> None:
     attend(torch.zeros(301, 12 * head_dim, dtype=HALF), kernel.begin(step))
 
 
-def experts() -> None:
-    from frizzen.kernels.triton.long_moe import LongExperts
+def experts(bias: Tensor | None) -> None:
+    from frizzen.kernels.triton.long_moe import LongExperts, LongMxfp4Experts
     from frizzen.kernels.triton.moe import MoeExperts
+    from frizzen.kernels.triton.mxfp4_moe import Mxfp4Experts
     from frizzen.kernels.triton.places import Places
 
-    sizes, activation = (128, 96, 8, 2), Activation(7.0, 1.7, 1.0)
+    sizes, activation = (128, 192, 8, 2), Activation(7.0, 1.7, 1.0)
     few = MoeExperts(*sizes, activation, HALF, Target(True, 132))
-    kernel = LongExperts(few, Places(*sizes, activation, Target(True, 132)))
-    run = kernel.prepare(
-        torch.zeros(8, 192, 128, dtype=HALF), torch.zeros(8, 128, 96, dtype=HALF), None, None
-    )
-    run(torch.zeros(300, 128, dtype=HALF), torch.zeros(300, 2), torch.zeros(300, 2, dtype=torch.int32))
+    long = LongExperts(few, Places(*sizes, activation, Target(True, 132)))
+    gates, downs = torch.zeros(8, 384, 128, dtype=HALF), torch.zeros(8, 128, 192, dtype=HALF)
+    packed = [
+        Mxfp4Weight(
+            weight.view(torch.uint8)[..., ::4].contiguous(), torch.zeros_like(weight[..., ::32]).byte()
+        )
+        for weight in (gates, downs)
+    ]
+    inputs = torch.zeros(300, 128, dtype=HALF), torch.zeros(300, 2), torch.zeros(300, 2, dtype=torch.int32)
+    long.prepare(gates, downs, bias, bias)(*inputs)
+    LongMxfp4Experts(Mxfp4Experts(few), long).prepare(*packed, bias, bias)(*inputs)
 
 
 def around_decodes() -> None:
@@ -120,7 +129,8 @@ def main() -> None:
     JITFunction.run = compile_only
     attention(64)
     attention(128)
-    experts()
+    experts(None)
+    experts(torch.zeros(8 * 384, dtype=HALF))
     around_decodes()
     drafts_in_one_pass()
 

@@ -16,6 +16,7 @@ import torch
 
 from frizzen.kernels.facts import Facts, Machine
 from frizzen.kernels.moe_ops import MOE_EXPERTS
+from frizzen.kernels.mxfp4_ops import MOE_EXPERTS_MXFP4
 from frizzen.kernels.ops import ATTENTION_PAGED
 from frizzen.kernels.plan import default_registry
 from frizzen.step import StepContext
@@ -106,7 +107,9 @@ EXPERTS = {
         (MOE_EXPERTS.name, EXPERTS | {"clamp": 7.0, "intermediate": 40}, None),
         (MOE_EXPERTS.name, EXPERTS | {"hidden": 2080}, "shape"),
         (MOE_EXPERTS.name, EXPERTS | {"intermediate": 100}, "shape"),
-        (MOE_EXPERTS.name, EXPERTS | {"bias": True}, "bias"),
+        (MOE_EXPERTS.name, EXPERTS | {"bias": True}, None),
+        (MOE_EXPERTS_MXFP4.name, EXPERTS | {"bias": True}, None),
+        (MOE_EXPERTS_MXFP4.name, EXPERTS | {"intermediate": 96}, "shape"),
     ],
 )
 def test_what_long_tiles_cannot_do_has_a_reason(op: str, shape: dict[str, object], code: str | None) -> None:
@@ -132,6 +135,8 @@ def test_the_kernels_compile_for_hopper_and_fit_its_shared_memory(tmp_path: Path
         "long_attention",
         "gate_up_long",
         "down_long",
+        "gate_up_packed",
+        "down_packed",
         "_follow",
     }
     assert all(int(shared) <= 232_448 for _, shared, _ in found)

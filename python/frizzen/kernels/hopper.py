@@ -17,6 +17,7 @@ import torch
 from frizzen.kernels.facts import Facts
 from frizzen.kernels.kv_layout import needs_plain_cache
 from frizzen.kernels.moe_ops import MOE_EXPERTS
+from frizzen.kernels.mxfp4_ops import MOE_EXPERTS_MXFP4
 from frizzen.kernels.ops import ATTENTION_PAGED
 from frizzen.kernels.plan import Candidate, Reason
 
@@ -50,9 +51,17 @@ def _requires_experts(facts: Facts) -> Reason | None:
     needs = (
         ("shape", hidden % 64 == 0, f"rows of whole 64s, hidden is {hidden}"),
         ("shape", inner % 8 == 0, f"rows of whole 8s, intermediate is {inner}"),
-        ("bias", not facts["bias"], "products alone, the experts have biases"),
     )
     return _requires(facts) or _first_unmet(needs)
+
+
+def _requires_mxfp4(facts: Facts) -> Reason | None:
+    inner = facts.size("intermediate")
+    needs = (
+        ("dtype", facts.dtype == torch.bfloat16, f"bfloat16, which holds every number, not {facts.dtype}"),
+        ("shape", inner % 64 == 0, f"rows of whole 64s, intermediate is {inner}"),
+    )
+    return _requires_experts(facts) or _first_unmet(needs)
 
 
 def _first_unmet(needs: tuple[tuple[str, bool, str], ...]) -> Reason | None:
@@ -69,4 +78,7 @@ def _built_by(module: str, name: str) -> Callable[[Facts], Any]:
 CANDIDATES = (
     Candidate(ATTENTION_PAGED.name, "hopper", 55, _requires_attention, _built_by("long_rows", "LongRows")),
     Candidate(MOE_EXPERTS.name, "hopper", 55, _requires_experts, _built_by("long_moe", "LongExperts")),
+    Candidate(
+        MOE_EXPERTS_MXFP4.name, "hopper", 55, _requires_mxfp4, _built_by("long_moe", "LongMxfp4Experts")
+    ),
 )

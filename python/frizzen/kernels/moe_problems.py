@@ -134,7 +134,7 @@ SHAPES: Mapping[str, tuple[Mapping[str, ShapeValue], ...]] = {
     ),
     MOE_EXPERTS.name: (
         mlp_shape(64, 48, 16, 4),
-        mlp_shape(128, 96, 40, 6),
+        mlp_shape(128, 96, 40, 6, bias=True),
         mlp_shape(128, 256, 8, 2),
         mlp_shape(72, 40, 4, 2, bias=True, clamp=1.0, alpha=1.702, beta=1.0),
         mlp_shape(32, 16, 3, 3),

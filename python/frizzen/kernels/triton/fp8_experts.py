@@ -15,7 +15,8 @@ from frizzen.kernels.triton.experts import activate
 from frizzen.kernels.triton.fp8 import to_fp8, weigh_groups
 from frizzen.kernels.triton.grouped import tile_of
 from frizzen.kernels.triton.launch import await_inputs, multiply_add, release_next
-from frizzen.kernels.triton.listed import first_of_list, list_group, store_down
+from frizzen.kernels.triton.listed import first_of_list, list_group
+from frizzen.kernels.triton.tails import store_down
 
 __all__ = [
     "down_few",

@@ -10,10 +10,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from frizzen.kernels.triton.experts import activate, group_tokens
+from frizzen.kernels.triton.experts import group_tokens
 from frizzen.kernels.triton.launch import await_inputs, multiply_add, release_next
+from frizzen.kernels.triton.tails import store_down, store_gate_up
 
-__all__ = ["down_listed", "first_of_list", "gate_up_listed", "list_group", "list_pairs", "store_down"]
+__all__ = ["down_listed", "first_of_list", "gate_up_listed", "list_group", "list_pairs"]
 
 
 @triton.jit
@@ -46,6 +47,27 @@ def first_of_list(pairs, first, tokens, M: tl.constexpr):
     return tl.load(pairs + number, mask=number < tokens, other=0)
 
 
+@triton.jit
+def _multiply(
+    total_a, total_b, rows_at, present, weight, to_b, exists, column, SIZE,
+    PAIR: tl.constexpr, COLUMNS: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Adds one or two blocks of a weight times rows, to ``[ROWS, M]``."""
+    for start in range(0, SIZE, COLUMNS):
+        rows_mask = present[:, None]
+        mask = exists[:, None]
+        if not EVEN:
+            rows_mask = rows_mask & (start + column < SIZE)[None, :]
+            mask = mask & (start + column < SIZE)[None, :]
+        values = tl.load(rows_at + start, mask=rows_mask, other=0.0)
+        a = tl.load(weight + start, mask=mask, other=0.0, eviction_policy="evict_first")
+        total_a = multiply_add(a, tl.trans(values), total_a, PRECISION)
+        if PAIR:
+            b = tl.load(weight + to_b + start, mask=mask, other=0.0, eviction_policy="evict_first")
+            total_b = multiply_add(b, tl.trans(values), total_b, PRECISION)
+    return total_a, total_b
+
+
 @triton.jit(do_not_specialize=["tokens"])
 def gate_up_listed(
     x, w13, b13, counts, pairs, act, tokens, x_stride, H, I, clamp, alpha, beta,
@@ -71,39 +93,11 @@ def gate_up_listed(
         x_at = x + (place // K).to(tl.int64)[:, None] * x_stride + column[None, :]
         gate = tl.zeros([ROWS, M], dtype=tl.float32)
         up = tl.zeros([ROWS, M], dtype=tl.float32)
-        for start in range(0, H, COLUMNS):
-            rows_mask = present[:, None]
-            mask = exists[:, None]
-            if not EVEN:
-                rows_mask = rows_mask & (start + column < H)[None, :]
-                mask = mask & (start + column < H)[None, :]
-            values = tl.load(x_at + start, mask=rows_mask, other=0.0)
-            a = tl.load(weight + start, mask=mask, other=0.0, eviction_policy="evict_first")
-            b = tl.load(weight + I * H + start, mask=mask, other=0.0, eviction_policy="evict_first")
-            gate = multiply_add(a, tl.trans(values), gate, PRECISION)
-            up = multiply_add(b, tl.trans(values), up, PRECISION)
-        gate = tl.trans(gate)
-        up = tl.trans(up)
-        if BIAS:
-            bias_at = b13 + expert * 2 * I + row
-            gate += tl.load(bias_at, mask=exists, other=0.0).to(tl.float32)[None, :]
-            up += tl.load(bias_at + I, mask=exists, other=0.0).to(tl.float32)[None, :]
-        y = activate(gate, up, clamp, alpha, beta, CLAMP)
-        act_at = act + place.to(tl.int64)[:, None] * I + row[None, :]
-        tl.store(act_at, y.to(act.dtype.element_ty), mask=present[:, None] & exists[None, :])
+        gate, up = _multiply(
+            gate, up, x_at, present, weight, I * H, exists, column, H, True, COLUMNS, EVEN, PRECISION
+        )
+        store_gate_up(gate, up, b13, act, expert, place, present, row, I, clamp, alpha, beta, BIAS, CLAMP)
         place = first_of_list(pairs, first + M, tokens, M)
-
-
-@triton.jit
-def store_down(total, b2, gain, partial, expert, place, present, row, H, BIAS: tl.constexpr):
-    """Sums ``[N, M]`` of the second product, times the weights of the pairs, at the places of the pairs."""
-    exists = row < H
-    y = tl.trans(total)
-    if BIAS:
-        y += tl.load(b2 + expert * H + row, mask=exists, other=0.0).to(tl.float32)[None, :]
-    y *= gain[:, None]
-    partial_at = partial + place.to(tl.int64)[:, None] * H + row[None, :]
-    tl.store(partial_at, y.to(partial.dtype.element_ty), mask=present[:, None] & exists[None, :])
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -131,14 +125,8 @@ def down_listed(
         gain = tl.load(weights + place, mask=present, other=0.0)
         act_at = act + place.to(tl.int64)[:, None] * I + column[None, :]
         total = tl.zeros([ROWS, M], dtype=tl.float32)
-        for start in range(0, I, COLUMNS):
-            rows_mask = present[:, None]
-            mask = exists[:, None]
-            if not EVEN:
-                rows_mask = rows_mask & (start + column < I)[None, :]
-                mask = mask & (start + column < I)[None, :]
-            values = tl.load(act_at + start, mask=rows_mask, other=0.0)
-            a = tl.load(weight + start, mask=mask, other=0.0, eviction_policy="evict_first")
-            total = multiply_add(a, tl.trans(values), total, PRECISION)
+        total, _ = _multiply(
+            total, total, act_at, present, weight, 0, exists, column, I, False, COLUMNS, EVEN, PRECISION
+        )
         store_down(total, b2, gain, partial, expert, place, present, row, H, BIAS)
         place = first_of_list(pairs, first + M, tokens, M)

@@ -22,6 +22,7 @@ from frizzen.quantize.mxfp4 import Mxfp4Weight
 __all__ = [
     "BIAS_OF_FACTORS",
     "LARGEST_SCALE",
+    "UNPACK",
     "Rearranged",
     "factors",
     "padding_bytes",
@@ -35,7 +36,7 @@ LARGEST_SCALE = 128
 BIAS_OF_FACTORS = tl.constexpr(126)
 """Added to stored scales, gives the exponents, in bfloat16, of the factors of numbers as they stand there."""
 
-_UNPACK = tl.constexpr("""
+UNPACK = tl.constexpr("""
 {
     .reg .b32 a, b, c, d, e;
     and.b32 a, $4, 0x81C081C0;
@@ -93,7 +94,7 @@ def unpack(units, factor, PACKED: tl.constexpr):
     """The four numbers of every unit (int16), times :func:`factors` of its shape."""
     if PACKED:
         a, b, c, d = tl.inline_asm_elementwise(
-            _UNPACK, "=r,=r,=r,=r,r,r", [units, factor],
+            UNPACK, "=r,=r,=r,=r,r,r", [units, factor],
             dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16), is_pure=True, pack=2,
         )  # fmt: skip
     else:

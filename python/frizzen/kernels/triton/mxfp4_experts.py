@@ -18,6 +18,7 @@ from frizzen.kernels.triton.experts import activate, group_tokens, pack_tokens
 from frizzen.kernels.triton.grouped import tile_of
 from frizzen.kernels.triton.launch import await_inputs, multiply_add, release_next
 from frizzen.kernels.triton.mxfp4 import factors, unpack
+from frizzen.kernels.triton.tails import store_down, store_gate_up
 
 __all__ = ["down_few", "down_many", "down_one", "gate_up_few", "gate_up_many", "gate_up_one"]
 
@@ -184,43 +185,37 @@ def down_one(
 
 @triton.jit
 def _gate_up(
-    tokens_at, present, w13, s13, b13, expert, block, H, I, clamp, alpha, beta,
+    tokens_at, place, present, w13, s13, b13, act, expert, block, H, I, clamp, alpha, beta,
     BIAS: tl.constexpr, CLAMP: tl.constexpr, M: tl.constexpr, ROWS: tl.constexpr,
     EVEN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The activation ``[M, ROWS]`` of some tokens and a block of rows."""
+    """The activation of some tokens and a block of rows, in rows ``place`` of ``act``."""
     row = block * ROWS + tl.arange(0, ROWS)
-    exists = row < I
     words = tl.cdiv(H, 128)
     gate = tl.zeros([ROWS, M], dtype=tl.float32)
     up = tl.zeros([ROWS, M], dtype=tl.float32)
     gate, up = _multiply(
         gate, up, tokens_at, present, w13 + (expert * 2 * I + row) * (H // 4),
-        s13 + (expert * 2 * I + row) * words, I * (H // 4), I * words, exists, H, True, EVEN, PRECISION,
+        s13 + (expert * 2 * I + row) * words, I * (H // 4), I * words, row < I, H, True, EVEN, PRECISION,
     )  # fmt: skip
-    if BIAS:
-        gate += tl.load(b13 + expert * 2 * I + row, mask=exists, other=0.0).to(tl.float32)[:, None]
-        up += tl.load(b13 + expert * 2 * I + I + row, mask=exists, other=0.0).to(tl.float32)[:, None]
-    return tl.trans(activate(gate, up, clamp, alpha, beta, CLAMP)), row, exists
+    store_gate_up(gate, up, b13, act, expert, place, present, row, I, clamp, alpha, beta, BIAS, CLAMP)
 
 
 @triton.jit
 def _down(
-    act_at, present, w2, s2, b2, gains, expert, block, H, I,
+    act_at, pair, present, w2, s2, b2, weights, partial, expert, block, H, I,
     BIAS: tl.constexpr, M: tl.constexpr, ROWS: tl.constexpr, EVEN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The weighted result ``[M, ROWS]`` of some pairs and a block of rows."""
+    """The weighted result of some pairs and a block of rows, in rows ``pair`` of ``partial``."""
     row = block * ROWS + tl.arange(0, ROWS)
-    exists = row < H
+    gains = tl.load(weights + pair, mask=present, other=0.0)
     y = tl.zeros([ROWS, M], dtype=tl.float32)
     y, _ = _multiply(
         y, y, act_at, present, w2 + (expert * H + row) * (I // 4), s2 + (expert * H + row) * tl.cdiv(I, 128),
-        0, 0, exists, I, False, EVEN, PRECISION,
+        0, 0, row < H, I, False, EVEN, PRECISION,
     )  # fmt: skip
-    if BIAS:
-        y += tl.load(b2 + expert * H + row, mask=exists, other=0.0).to(tl.float32)[:, None]
-    return tl.trans(y * gains[None, :]), row, exists
+    store_down(y, b2, gains, partial, expert, pair, present, row, H, BIAS)
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -240,12 +235,10 @@ def gate_up_few(
     for first in range(0, count, M):
         place = pack_tokens(found, at, before, first, M)
         present = first + tl.arange(0, M) < count
-        y, row, exists = _gate_up(
-            x + (place // K).to(tl.int64) * x_stride, present, w13, s13, b13, expert, tl.program_id(0), H, I,
-            clamp, alpha, beta, BIAS, CLAMP, M, ROWS, EVEN, PRECISION,
+        _gate_up(
+            x + (place // K).to(tl.int64) * x_stride, place, present, w13, s13, b13, act, expert,
+            tl.program_id(0), H, I, clamp, alpha, beta, BIAS, CLAMP, M, ROWS, EVEN, PRECISION,
         )  # fmt: skip
-        act_at = act + place.to(tl.int64)[:, None] * I + row[None, :]
-        tl.store(act_at, y.to(act.dtype.element_ty), mask=present[:, None] & exists[None, :])
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -265,13 +258,10 @@ def down_few(
     for first in range(0, count, M):
         place = pack_tokens(found, at, before, first, M)
         present = first + tl.arange(0, M) < count
-        gains = tl.load(weights + place, mask=present, other=0.0)
-        y, row, exists = _down(
-            act + place.to(tl.int64) * I, present, w2, s2, b2, gains, expert, tl.program_id(0), H, I,
-            BIAS, M, ROWS, EVEN, PRECISION,
+        _down(
+            act + place.to(tl.int64) * I, place, present, w2, s2, b2, weights, partial, expert,
+            tl.program_id(0), H, I, BIAS, M, ROWS, EVEN, PRECISION,
         )  # fmt: skip
-        partial_at = partial + place.to(tl.int64)[:, None] * H + row[None, :]
-        tl.store(partial_at, y.to(partial.dtype.element_ty), mask=present[:, None] & exists[None, :])
 
 
 @triton.jit(do_not_specialize=["most_tiles"])
@@ -289,13 +279,11 @@ def gate_up_many(
     place = tile * M + tl.arange(0, M)
     pair = tl.load(order + place)
     present = pair >= 0
-    y, row, exists = _gate_up(
-        x + (pair // K).to(tl.int64) * x_stride, present, w13, s13, b13, expert, block, H, I, clamp, alpha,
-        beta, BIAS, CLAMP, M, ROWS, EVEN, PRECISION,
+    _gate_up(
+        x + (pair // K).to(tl.int64) * x_stride, place, present, w13, s13, b13, act, expert, block, H, I,
+        clamp, alpha, beta, BIAS, CLAMP, M, ROWS, EVEN, PRECISION,
     )  # fmt: skip
     release_next(PDL)
-    act_at = act + place.to(tl.int64)[:, None] * I + row[None, :]
-    tl.store(act_at, y.to(act.dtype.element_ty), mask=exists[None, :])
 
 
 @triton.jit(do_not_specialize=["most_tiles"])
@@ -313,11 +301,8 @@ def down_many(
     place = tile * M + tl.arange(0, M)
     pair = tl.load(order + place)
     present = pair >= 0
-    gains = tl.load(weights + pair, mask=present, other=0.0)
-    y, row, exists = _down(
-        act + place.to(tl.int64) * I, present, w2, s2, b2, gains, expert, block, H, I, BIAS, M, ROWS, EVEN,
-        PRECISION,
+    _down(
+        act + place.to(tl.int64) * I, pair, present, w2, s2, b2, weights, partial, expert, block, H, I, BIAS,
+        M, ROWS, EVEN, PRECISION,
     )  # fmt: skip
     release_next(PDL)
-    partial_at = partial + pair.to(tl.int64)[:, None] * H + row[None, :]
-    tl.store(partial_at, y.to(partial.dtype.element_ty), mask=present[:, None] & exists[None, :])

@@ -80,6 +80,28 @@ class Layer:
     b13: Tensor | None
     b2: Tensor | None
 
+    excess: tuple[int, int]
+    """The weights are so many powers of two too small, as ``Rearranged`` has them; so is ``b2``."""
+
+    @classmethod
+    def rearranged(cls, w13: Mxfp4Weight, w2: Mxfp4Weight, b13: Tensor | None, b2: Tensor | None) -> Layer:
+        """In the bytes of what is given."""
+        up, down = rearrange(w13), rearrange(w2)
+        if b2 is not None:
+            b2.mul_(2.0**-down.excess)
+        return cls(up.units, up.words, down.units, down.words, b13, b2, (up.excess, down.excess))
+
+    def enlarged(self, run: Experts) -> Experts:
+        """``run`` on these weights, with inputs that make up for what is too small.
+
+        Powers of two round nothing. A token would have to be of 2 ** (128 - up) to become infinite by it,
+        where its product with the weight's largest number is infinite too.
+        """
+        up, down = self.excess
+        if not up and not down:
+            return run
+        return lambda x, weights, ids: run(x * 2.0**up, weights * 2.0**down, ids)
+
 
 @dataclass(frozen=True, slots=True)
 class Mxfp4Experts:
@@ -99,10 +121,11 @@ class Mxfp4Experts:
 
     def prepare(self, w13: Mxfp4Weight, w2: Mxfp4Weight, b13: Tensor | None, b2: Tensor | None) -> Experts:
         """Rearranges the weights in place, whatever their scales are."""
-        up, down = rearrange(w13), rearrange(w2)
-        if b2 is not None:
-            b2.mul_(2.0**-down.excess)
-        layer, plain = Layer(up.units, up.words, down.units, down.words, b13, b2), self.plain
+        return self.bind(Layer.rearranged(w13, w2, b13, b2))
+
+    def bind(self, layer: Layer) -> Experts:
+        """The kernels for one layer's weights."""
+        plain = self.plain
 
         def run(x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
             tokens = len(x)
@@ -115,7 +138,7 @@ class Mxfp4Experts:
                 return self.few(layer, x, weights, ids, *tiles)
             return self.many(layer, x, weights, ids, *many_tiles(plain.dtype))
 
-        return _enlarged(run, up.excess, down.excess)
+        return layer.enlarged(run)
 
     def one(
         self, layer: Layer, x: Tensor, weights: Tensor, ids: Tensor, up: OneTile, down: OneTile
@@ -200,21 +223,6 @@ class Mxfp4Experts:
             "maxnreg": tile.registers if isinstance(tile, FewTile) else None,
             **self.plain.target.options(),
         }
-
-
-def _enlarged(run: Experts, up: int, down: int) -> Experts:
-    """``run`` on weights that are ``2 ** up`` and ``2 ** down`` times too small: its inputs make up for it.
-
-    Powers of two round nothing. A token would have to be of 2 ** (128 - up) to become infinite by it, where
-    its product with the weight's largest number is infinite too.
-    """
-    if not up and not down:
-        return run
-
-    def enlarged(x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
-        return run(x * 2.0**up, weights * 2.0**down, ids)
-
-    return enlarged
 
 
 def few_tiles(tokens: int, top_k: int, experts: int, dtype: torch.dtype) -> tuple[FewTile, FewTile]:
