@@ -322,7 +322,7 @@ mod tests {
     fn a_sudden_change_is_followed_within_few_outcomes_and_chance_is_none() {
         let mut all = Acceptance::default();
         let judged = Judged { evidence: Evidence::Model, confidences: &[], warmth: Warmth::Greedy };
-        let mut label = |all: &mut Acceptance, right: bool| {
+        let label = |all: &mut Acceptance, right: bool| {
             all.label(&mut OwnAcceptance::default(), judged, 1, right);
             all.chance(Evidence::Model, Warmth::Greedy, 1)
         };
