@@ -266,6 +266,29 @@ fn a_drafter_in_the_worker_is_never_slower_than_off_either() {
     }
 }
 
+/// Where all rows end with the next step there is nothing more to propose, which is no reason to throw away what was.
+#[test]
+fn the_last_drafts_of_all_rows_are_verified() {
+    let worker = InWorker { base: 0.2, per_draft: 0.1 };
+    let mut simulation = Simulation::with_worker(1, worker);
+    simulation.run(800, 4, 0.9, Machine::Moe, 0.0);
+    assert!(simulation.guard.is_on(), "the test needs drafts that pay");
+    let (offers, outlook) = (vec![Offer { survival: vec![0.9] }; 4], vec![Offer::default(); 4]);
+    let mut lengths = Vec::new();
+    let last = |offers| Situation {
+        rows: 4,
+        fixed: Fixed::default(),
+        offers,
+        outlook: Some(&outlook[..]),
+        unlabelled: 0,
+    };
+    // A probe may come in between; the step after it has drafts again.
+    let reasons = [(); 3].map(|()| simulation.guard.decide(&last(&offers[..]), &mut lengths).reason);
+    assert_eq!((reasons[2], &lengths[..]), (Reason::Gain, &[1; 4][..]), "{reasons:?}");
+    let nothing = simulation.guard.decide(&last(&outlook[..]), &mut lengths);
+    assert_eq!((nothing.reason, nothing.propose, &lengths[..]), (Reason::NoMatch, 0, &[0; 4][..]));
+}
+
 #[test]
 fn every_phase_of_a_day_is_served_at_least_as_well_as_without_drafts() {
     let worker = InWorker { base: 0.3, per_draft: 0.2 };

@@ -168,8 +168,10 @@ impl Guard {
         lengths.resize(offers.len(), 0);
         self.looking = false;
         self.passing = false;
-        let expected = outlook.unwrap_or(offers);
-        if expected.iter().all(|offer| offer.survival.is_empty()) {
+        let is_empty = |offers: &[Offer]| offers.iter().all(|offer| offer.survival.is_empty());
+        // No row has room for drafts after those at hand.
+        let is_last = outlook.is_some_and(is_empty);
+        if is_empty(offers) && (is_last || outlook.is_none()) {
             if self.plans_ahead && outlook.is_none() && rows > 0 && !self.suspended {
                 let plain = self.cost.curve(rows).map_or(0.0, |curve| curve.at(0));
                 self.expect(-self.waiting / (plain + self.waiting).max(f64::MIN_POSITIVE), rows);
@@ -191,6 +193,12 @@ impl Guard {
             fixed,
             base: rows as f64 + fixed.tokens,
         };
+        if is_last {
+            // What proposing these took is spent, and they say nothing of drafts to come.
+            let cost = |drafts| times.step(fixed.drafts + drafts, 0);
+            let choice = choose_lengths(offers, times.base, cost, lengths);
+            return self.settle(0, choice.rate / times.plain_rate() - 1.0, lengths);
+        }
         let look = self.next_look(situation, &times);
         let trial = look.is_none().then(|| self.trial(situation, &times)).flatten();
         if let Some(length) = look.or(trial) {
@@ -208,6 +216,11 @@ impl Guard {
         let (propose, choice) = times.best(offers, outlook, lengths);
         let gain = choice.rate / times.plain_rate() - 1.0;
         self.expect(gain, rows);
+        self.settle(propose, gain, lengths)
+    }
+
+    /// Goes by a choice, if drafts are on and it gains enough.
+    fn settle(&mut self, propose: usize, gain: f64, lengths: &mut [u32]) -> Decision {
         if self.on && gain >= STEP_GAIN {
             return Decision { reason: Reason::Gain, propose, forget: false };
         }
