@@ -171,7 +171,9 @@ def test_predicted_and_measured_agree_within_three_percent_on_a_gpu(tmp_path: Pa
     assert list(owners) == ["weights", "kv_cache", "graphs", "workspaces", "reserve"]
     for name in ("weights", "kv_cache"):
         assert owners[name]["measured"] == pytest.approx(owners[name]["predicted"], rel=0.03), name
-    assert owners["workspaces"]["measured"] == pytest.approx(owners["workspaces"]["predicted"], rel=0.15)
+    # A model of one layer does not keep what the next one would get; whole models are in benches.gpu.ledger.
+    workspaces = owners["workspaces"]
+    assert 0.95 * workspaces["measured"] <= workspaces["predicted"] <= 1.35 * workspaces["measured"]
 
 
 def test_weights_that_do_not_fit_are_refused_before_loading_with_a_dtype_that_fits(large: str) -> None:

@@ -63,13 +63,15 @@ class _Experts:
             ends = ends.int()
             row_expert = expert.clamp(max=self.experts - 1)
             gate_up = self.grouped_mm(x.index_select(0, order // k), w13_t, offs=ends)
+            # Biases are added in float32: the sum would be rounded a second time, and it is larger.
             if b13 is not None:
-                gate_up = gate_up + b13.index_select(0, row_expert)
-            y = self.grouped_mm(self.activation.apply(gate_up), w2_t, offs=ends)
+                gate_up = gate_up.float() + b13.index_select(0, row_expert)
+            act = self.activation.apply(gate_up).to(x.dtype)
+            y = self.grouped_mm(act, w2_t, offs=ends).float()
             if b2 is not None:
-                y = y + b2.index_select(0, row_expert)
+                y += b2.index_select(0, row_expert)
             # Rows without a group were never written.
-            y = torch.where((expert < self.experts).unsqueeze(1), y.float(), 0.0)
+            y = torch.where((expert < self.experts).unsqueeze(1), y, 0.0)
             y = torch.empty_like(y).index_copy_(0, order, y).view(tokens, k, -1)
             return torch.bmm(weights.unsqueeze(1), y).squeeze(1).to(x.dtype)
 
