@@ -94,6 +94,7 @@ def test_the_engine_is_told_every_field_in_its_own_form() -> None:
         bad_words=["bad", " worse"],
         stop_token_ids=range(2),
         logit_bias={7: 1},
+        logprob_token_ids=[9, 2, 9],
         include_stop_str_in_output=True,
     )
     assert json.loads(params.to_json()) == {
@@ -110,6 +111,7 @@ def test_the_engine_is_told_every_field_in_its_own_form() -> None:
         "stop_token_ids": [0, 1],
         "ignore_eos": False,
         "logprobs": None,
+        "logprob_token_ids": [9, 2],
         "prompt_logprobs": None,
         "logit_bias": [[7, 1.0]],
         "allowed_token_ids": None,
